@@ -1,0 +1,1 @@
+"""One module per coding agent, listed in one dict."""

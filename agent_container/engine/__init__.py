@@ -1,0 +1,1 @@
+"""The one door to Docker: a Protocol and its Docker form."""

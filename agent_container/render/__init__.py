@@ -1,0 +1,1 @@
+"""From values to text: the Stack to Compose, the policy to the sidecar files."""
