@@ -220,6 +220,13 @@ class DockerEngine:
                 with contextlib.suppress(docker.errors.NotFound):
                     self._api.remove_volume(name)
 
+    def subnets(self) -> list[str]:
+        """The subnets of every network that the engine has."""
+        with _engine_errors("list networks"):
+            networks = self._api.networks()
+        rows = [row for network in networks for row in (network.get("IPAM") or {}).get("Config") or []]
+        return [str(row["Subnet"]) for row in rows if row.get("Subnet")]
+
     def session_volumes(self, session: str) -> dict[str, str]:
         """Volumes that carry the session's label: role to name."""
         with _engine_errors("list volumes"):

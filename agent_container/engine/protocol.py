@@ -118,6 +118,12 @@ class Engine(Protocol):
     def remove_session(self, session: str, *, volumes: Sequence[str]) -> None:
         """Removes containers and networks of one session, and the named volumes given. Harmless when repeated."""
 
+    def subnets(self) -> list[str]:
+        """The subnets of every network that the engine has."""
+
+    def session_volumes(self, session: str) -> dict[str, str]:
+        """Volumes that carry the session's label: role to name."""
+
     def interactive(self, container: str, argv: Sequence[str], *, tty: bool, user: str = "") -> int:
         """Hands the caller's own terminal to a program in the container; its exit status."""
 

@@ -1,0 +1,135 @@
+"""The host's half of the sidecar control protocol, version 1: one JSON line in, one out, through the engine's exec.
+
+Secrets (chain key, credentials) travel in the request line on stdin and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from agent_container.engine.protocol import Engine
+from agent_container.errors import SidecarError
+
+VERSION = 1
+ARGV = ("/usr/bin/python3", "-I", "-m", "agent_egress.ctl")
+
+
+@dataclass(frozen=True)
+class SealedCredential:
+    """What the sidecar needs to swap one decoy: the binding itself is part of the policy."""
+
+    name: str
+    decoy: str
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"SealedCredential(name={self.name!r})"
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A sidecar that came up healthy."""
+
+    ca_pem: str
+    ruleset_digest: str
+    policy_digest: str
+    checks: tuple[tuple[str, bool, str], ...]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The end of a receipt chain, as the sidecar wrote it."""
+
+    head: str
+    length: int
+
+
+class SidecarControl:
+    """Requests to one sidecar. Every method raises SidecarError naming the part that failed."""
+
+    def __init__(self, engine: Engine, container: str) -> None:
+        self._engine = engine
+        self._container = container
+
+    def open_session(self, *, session: str, chain_key: bytes, wait_s: float) -> Ready:
+        """Hands over the chain key and waits until the sidecar is healthy; harmless to repeat with the same key."""
+        answer = self._ask(
+            {"op": "session.open", "session": session, "chain_key": chain_key.hex(), "wait_s": wait_s},
+            timeout_s=wait_s + 10,
+        )
+        checks = answer.get("checks")
+        rows = checks if isinstance(checks, list) else []
+        return Ready(
+            ca_pem=_text(answer, "ca_pem"),
+            ruleset_digest=_text(answer, "ruleset_digest"),
+            policy_digest=_text(answer, "digest"),
+            checks=tuple(
+                (str(row.get("name")), row.get("ok") is True, str(row.get("detail") or ""))
+                for row in rows
+                if isinstance(row, dict)
+            ),
+        )
+
+    def put_credentials(self, credentials: Sequence[SealedCredential]) -> None:
+        """Replaces the credentials in force."""
+        rows = [{"name": c.name, "decoy": c.decoy, "secret": c.secret.decode("latin-1")} for c in credentials]
+        self._ask({"op": "credential.put", "credentials": rows})
+
+    def deadline(self, seconds: float) -> None:
+        """The sidecar cuts egress by itself after so many seconds, with or without a host process."""
+        self._ask({"op": "deadline", "seconds": seconds})
+
+    def cut(self) -> None:
+        """Ends every connection and allows none."""
+        self._ask({"op": "cut"})
+
+    def status(self) -> dict[str, object]:
+        """The sidecar's own view of its health, for `status`."""
+        return self._ask({"op": "status"}, timeout_s=10)
+
+    def seal(self, *, outcome: str) -> Seal:
+        """Ends the chain; everything is denied from then on. Harmless to repeat."""
+        answer = self._ask({"op": "seal", "outcome": outcome}, timeout_s=30)
+        length = answer.get("length")
+        return Seal(head=_text(answer, "head"), length=length if isinstance(length, int) else 0)
+
+    def _ask(self, request: dict[str, object], *, timeout_s: float = 20) -> dict[str, object]:
+        line = json.dumps({"v": VERSION, **request}).encode() + b"\n"
+        done = self._engine.exec(self._container, ARGV, stdin=line, timeout_s=timeout_s)
+        try:
+            answer: object = json.loads(done.stdout)
+        except ValueError:
+            answer = None
+        if not _is_object(answer):
+            words = done.stderr.decode(errors="replace").strip().splitlines()
+            raise SidecarError(
+                f"the egress sidecar gave no answer to {request['op']}", part="control", details=words[-8:]
+            )
+        if answer.get("ok") is not True:
+            raise _refusal(str(request["op"]), answer.get("error"))
+        return answer
+
+
+def _refusal(operation: str, error: object) -> SidecarError:
+    fields = error if _is_object(error) else {}
+    part = str(fields.get("part") or "control")
+    output = str(fields.get("output") or "").strip().splitlines()
+    message = str(fields.get("message") or "no reason given")
+    return SidecarError(
+        f"the egress sidecar refused {operation}: {part}: {message}",
+        part=part,
+        details=output[-12:],
+        hint="`agent-container down` removes what is left; `agent-container render` shows the configuration",
+    )
+
+
+def _is_object(value: object) -> TypeGuard[dict[str, object]]:
+    return isinstance(value, dict)
+
+
+def _text(answer: dict[str, object], key: str) -> str:
+    value = answer.get(key)
+    return value if isinstance(value, str) else ""
