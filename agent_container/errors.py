@@ -69,3 +69,15 @@ class Unverifiable(AgentContainerError):
     """A record can be neither verified nor refuted: unsealed, its key missing, or nothing there."""
 
     exit_code = 6
+
+
+class StoreError(AgentContainerError):
+    """The store cannot be read or written; what was there before is still there, and nothing half-written is visible."""
+
+
+class Locked(StoreError):
+    """Another process works on the same project or session; `pid` is its process id, 0 when it could not be read."""
+
+    def __init__(self, message: str, *, pid: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.pid = pid

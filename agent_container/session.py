@@ -1,0 +1,110 @@
+"""One sandbox's life as a value: what was made for it, how far it got, and who owns it.
+
+The store writes it before the first Docker object exists and again at every step, so that whatever a crash leaves
+behind can be found by name. Secrets are not part of it: the chain key is sealed beside it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from agent_container.errors import StoreError
+
+
+class Phase(StrEnum):
+    """How far a session got; it only moves forward."""
+
+    CREATED = "created"
+    """Written down; Docker objects may exist."""
+    OPENED = "opened"
+    """The sidecar is healthy and holds the chain key."""
+    RUNNING = "running"
+    """The agent's process may be alive."""
+    DRAINING = "draining"
+    """Sealed or being sealed; the volumes are being read."""
+    CLOSED = "closed"
+    """Drained and removed; only the record is left."""
+
+
+PHASES = tuple(Phase)
+
+
+class SessionLimits(BaseModel):
+    """What ends a session from outside; `None` is no limit. The last two bind a cooperative agent only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    time_s: int | None = None
+    idle_s: int | None = None
+    model_requests: int | None = None
+    model_bytes: int | None = None
+    cost_usd: float | None = None
+    turns: int | None = None
+
+
+class SessionState(BaseModel):
+    """What the host knows of one session. `updated` makes the next value; nothing is changed in place."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    id: str
+    project_id: str
+    project_root: str
+    project_name: str = ""
+    kind: Literal["up", "run"]
+    created: AwareDatetime
+    owner_pid: int
+    """The process that drives the session; whether it still lives is told by the session's lock, not by this number."""
+    phase: Phase = Phase.CREATED
+    stack_digest: str = ""
+    policy_digest: str = ""
+    spec_digest: str = ""
+    compose_project: str = ""
+    containers: tuple[tuple[str, str], ...] = ()
+    """(role, container id as made at create): secrets go to these ids alone, whatever labels say."""
+    networks: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+    images: tuple[tuple[str, str], ...] = ()
+    """(role, image digest)."""
+    agent: str = ""
+    task: str | None = None
+    workspace_mode: Literal["bind", "clone"] | None = None
+    limits: SessionLimits = Field(default_factory=SessionLimits)
+    decoys: tuple[tuple[str, str], ...] = ()
+    """(credential name, decoy): placeholders that the sandbox sees, worth nothing outside it."""
+    previous: str | None = None
+    """The session that this one continues, when a sidecar was replaced."""
+    outcome: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def updated(self, **changes: object) -> SessionState:
+        """The next value, checked like a fresh one. Raises ValueError when the phase would move backwards."""
+        after = SessionState.model_validate({**self.model_dump(), **changes})
+        if PHASES.index(after.phase) < PHASES.index(self.phase):
+            raise ValueError(f"session {self.id} cannot go back from {self.phase} to {after.phase}")
+        return after
+
+    def container(self, role: str) -> str | None:
+        """The id of the container made for `role`, as recorded at create."""
+        return dict(self.containers).get(role)
+
+    def encode(self) -> bytes:
+        """JSON, one line, UTF-8."""
+        return self.model_dump_json().encode() + b"\n"
+
+
+def parse_session(body: bytes, *, origin: str) -> SessionState:
+    """The state that `encode` wrote. Raises StoreError naming `origin` when it is not one."""
+    try:
+        return SessionState.model_validate_json(body)
+    except ValidationError as bad:
+        details = [f"{'.'.join(map(str, row['loc'])) or 'file'}: {row['msg']}" for row in bad.errors()]
+        raise StoreError(
+            f"{origin} is not a session of this version",
+            details=details,
+            hint="a newer agent-container may have written it; use that one, or move the file away",
+        ) from bad

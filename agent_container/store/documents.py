@@ -1,0 +1,176 @@
+"""Small durable documents: sealed credentials, approvals of specs, verified chain heads, policy bodies.
+
+Each is one file whose content its noun encodes; this module decides place, sealing, and what may replace what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_container.errors import StoreError, Tampered
+from agent_container.store.locks import Locks
+from agent_container.store.paths import digest_name, safe_name
+from agent_container.store.sealing import Sealer
+from agent_container.store.writer import Writer, read_file
+
+
+class Sealed:
+    """Named secrets, one sealed file each; the name is authenticated, so that files cannot be exchanged."""
+
+    def __init__(self, directory: Path, *, kind: str, writer: Writer, sealer: Sealer) -> None:
+        self._directory = directory
+        self._kind = kind
+        self._writer = writer
+        self._sealer = sealer
+
+    def save(self, name: str, document: bytes) -> None:
+        """Seals `document` as `name`, in place of what was there."""
+        self._writer.write(self._path(name), self._sealer.seal(document, purpose=f"{self._kind}:{name}"))
+
+    def load(self, name: str) -> bytes | None:
+        """The document, None when there is none. Raises Unverifiable when its key is missing."""
+        body = read_file(self._path(name))
+        return None if body is None else self._sealer.unseal(body, purpose=f"{self._kind}:{name}")
+
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted; opens nothing."""
+        return _stems(self._directory, ".sealed")
+
+    def remove(self, name: str) -> bool:
+        """Removes it; False when there was none."""
+        return self._writer.remove(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{safe_name(name, what=self._kind)}.sealed"
+
+
+class Approvals:
+    """What the user has said yes to, one document a project id."""
+
+    def __init__(self, directory: Path, writer: Writer) -> None:
+        self._directory = directory
+        self._writer = writer
+
+    def save(self, project_id: str, document: bytes) -> None:
+        """Records the approval in place of the one before."""
+        self._writer.write(self._path(project_id), document)
+
+    def load(self, project_id: str) -> bytes | None:
+        """The last approval, None when the project was never approved."""
+        return read_file(self._path(project_id))
+
+    def list(self) -> tuple[str, ...]:
+        """Project ids with an approval."""
+        return _stems(self._directory, ".json")
+
+    def remove(self, project_id: str) -> bool:
+        """Takes the approval back; False when there was none."""
+        return self._writer.remove(self._path(project_id))
+
+    def _path(self, project_id: str) -> Path:
+        return self._directory / f"{safe_name(project_id, what='project')}.json"
+
+
+@dataclass(frozen=True)
+class VerifiedHead:
+    """The last link of a session's chain that this host has verified, kept outside the chain itself."""
+
+    session: str
+    length: int
+    """How many receipts lead up to and include the head."""
+    head: str
+    """MAC of the last of them, hex."""
+    sealed: bool = False
+
+
+class Checkpoints:
+    """One verified head a session; it only moves forward, and a sealed one never moves."""
+
+    def __init__(self, directory: Path, writer: Writer, locks: Locks) -> None:
+        self._directory = directory
+        self._writer = writer
+        self._locks = locks
+
+    def load(self, session_id: str) -> VerifiedHead | None:
+        """The last verified head, None when nothing was verified yet."""
+        path = self._path(session_id)
+        body = read_file(path, max_bytes=4096)
+        if body is None:
+            return None
+        try:
+            row = json.loads(body)
+            return VerifiedHead(
+                session=str(row["session"]),
+                length=int(row["length"]),
+                head=str(row["head"]),
+                sealed=bool(row["sealed"]),
+            )
+        except (ValueError, KeyError, TypeError) as bad:
+            raise StoreError(
+                f"{path} is not a checkpoint", hint="restore it from a backup; without it a cut chain cannot be told"
+            ) from bad
+
+    def advance(self, new: VerifiedHead) -> VerifiedHead:
+        """Moves the checkpoint forward. Raises Tampered when `new` is behind or beside the one in force."""
+        with self._locks.hold("checkpoints", what="the checkpoints", wait_s=10):
+            old = self.load(new.session)
+            if old == new:
+                return new
+            if old is not None:
+                _check_forward(old, new)
+            row = {"version": 1, "session": new.session, "length": new.length, "head": new.head, "sealed": new.sealed}
+            self._writer.write(self._path(new.session), json.dumps(row, sort_keys=True).encode() + b"\n")
+        return new
+
+    def _path(self, session_id: str) -> Path:
+        return self._directory / f"{safe_name(session_id, what='session')}.json"
+
+
+def _check_forward(old: VerifiedHead, new: VerifiedHead) -> None:
+    if new.length < old.length:
+        raise Tampered(
+            f"the chain of session {new.session} got shorter: {old.length} receipts before, now {new.length}",
+            details=(f"{old.length - new.length} receipts are missing at the end",),
+        )
+    if new.length == old.length and (new.head != old.head or old.sealed):
+        raise Tampered(f"receipt {old.length} of session {new.session} is not the one that was verified before")
+    if old.sealed:
+        raise Tampered(
+            f"the chain of session {new.session} was sealed at {old.length} receipts, now there are {new.length}"
+        )
+
+
+class Policies:
+    """Policy bodies by their digest, for as long as receipts name them."""
+
+    def __init__(self, directory: Path, writer: Writer) -> None:
+        self._directory = directory
+        self._writer = writer
+
+    def save(self, body: bytes) -> str:
+        """Stores a policy and returns its digest, `sha256:...`."""
+        digest = "sha256:" + hashlib.sha256(body).hexdigest()
+        path = self._directory / digest_name(digest)
+        if not self._writer.create(path, body) and read_file(path) != body:
+            self._writer.write(path, body)  # it was damaged: the digest says what belongs there
+        return digest
+
+    def load(self, digest: str) -> bytes | None:
+        """The body, None when it is not stored. Raises Tampered when what is stored has another digest."""
+        name = digest_name(digest)
+        body = read_file(self._directory / name)
+        if body is not None and hashlib.sha256(body).hexdigest() != name:
+            raise Tampered(f"the stored policy {digest} has been changed")
+        return body
+
+
+def _stems(directory: Path, suffix: str) -> tuple[str, ...]:
+    if not directory.is_dir():
+        return ()
+    names = (
+        entry.name for entry in directory.iterdir() if entry.name.endswith(suffix) and not entry.name.startswith(".")
+    )
+    return tuple(sorted(name.removesuffix(suffix) for name in names))

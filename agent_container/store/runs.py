@@ -1,0 +1,127 @@
+"""The records of runs on disk: one directory each, staged out of sight, published by one rename, final once sealed."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_container.errors import StoreError, UsageError
+from agent_container.store.paths import safe_name
+from agent_container.store.writer import Writer, explained
+
+STAGING = ".staging-"
+REPLACED = ".replaced-"
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where one run's record lies, whether or not it is there yet."""
+
+    project_id: str
+    run_id: str
+    path: Path
+
+
+class Runs:
+    """`runs/<project-id>/<run>/`. Callers that write hold the session's lock; readers need none."""
+
+    def __init__(self, directory: Path, writer: Writer) -> None:
+        self._directory = directory
+        self._writer = writer
+
+    def place(self, project_id: str, run_id: str) -> RunPlace:
+        """Where the record of a run lies or will lie."""
+        path = self._directory / safe_name(project_id, what="project") / safe_name(run_id, what="run")
+        return RunPlace(project_id, run_id, path)
+
+    def list(self, project_id: str | None = None) -> tuple[RunPlace, ...]:
+        """Published records, newest first, of one project or of all."""
+        projects = [project_id] if project_id is not None else _visible(self._directory)
+        places = [
+            self.place(project, run)
+            for project in projects
+            for run in _visible(self._directory / safe_name(project, what="project"))
+        ]
+        return tuple(sorted(places, key=lambda place: place.run_id, reverse=True))
+
+    def resolve(self, prefix: str | None, *, project_id: str | None = None) -> RunPlace:
+        """The run that an unambiguous prefix names; the newest for None. Raises UsageError."""
+        places = self.list(project_id)
+        if not places:
+            raise UsageError("there are no runs yet", hint='agent-container run "what to do"')
+        if prefix is None:
+            return places[0]
+        exact = [place for place in places if place.run_id == prefix]
+        found = exact or [place for place in places if prefix and place.run_id.startswith(prefix)]
+        if not found:
+            raise UsageError(f"no run is called {prefix!r}", hint="agent-container runs ls")
+        if len(found) > 1:
+            raise UsageError(
+                f"{prefix!r} is the beginning of {len(found)} runs",
+                details=[place.run_id for place in found[:10]],
+                hint="type more of the id",
+            )
+        return found[0]
+
+    @contextmanager
+    def staging(self, place: RunPlace) -> Iterator[Path]:
+        """An invisible directory to fill. What `publish` has not taken by the end of the block is removed."""
+        self.recover(place)
+        staged = place.path.parent / f"{STAGING}{place.run_id}-{secrets.token_hex(4)}"
+        self._writer.make_dir(place.path.parent)
+        with explained(staged, "create"):
+            staged.mkdir(0o700)
+            staged.chmod(0o700)
+        try:
+            yield staged
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def publish(self, staged: Path, place: RunPlace) -> None:
+        """Puts a staged record in its place, instead of an unsealed one that was there.
+
+        A directory cannot be renamed over a full one, so the old record steps aside first; `recover` brings it back
+        when a crash falls between the two renames.
+        """
+        if not place.path.exists():
+            self._writer.publish_dir(staged, place.path)
+            return
+        with explained(place.path, "replace"):
+            self._writer.sync_tree(staged)
+            aside = place.path.parent / f"{REPLACED}{place.run_id}"
+            place.path.rename(aside)
+        self._writer.publish_dir(staged, place.path)
+        self._writer.remove_tree(aside)
+
+    def recover(self, place: RunPlace) -> None:
+        """Undoes what a killed drain left: staging goes, a record that stepped aside comes back."""
+        parent = place.path.parent
+        if not parent.is_dir():
+            return
+        aside = parent / f"{REPLACED}{place.run_id}"
+        with explained(place.path, "recover"):
+            if aside.is_dir():
+                if place.path.exists():
+                    shutil.rmtree(aside)
+                else:
+                    aside.rename(place.path)
+            for entry in list(parent.iterdir()):
+                if entry.name.startswith(f"{STAGING}{place.run_id}-"):
+                    shutil.rmtree(entry)
+        self._writer.sweep(parent)
+
+    def remove(self, place: RunPlace) -> None:
+        """Removes a record for good. Raises StoreError when there is none."""
+        if not place.path.is_dir():
+            raise StoreError(f"there is no record of run {place.run_id}")
+        self._writer.remove_tree(place.path)
+
+
+def _visible(directory: Path) -> list[str]:
+    if not directory.is_dir():
+        return []
+    return sorted(entry.name for entry in directory.iterdir() if not entry.name.startswith(".") and entry.is_dir())

@@ -1,0 +1,172 @@
+"""Keys at rest: the key file that seals secrets, what a sealed file looks like, and the host's signing key.
+
+AES-256-GCM under a 32-byte key file of mode 0600. The name of what is sealed is authenticated with it, so that one
+sealed file cannot be put in another's place. A sealed file names its key by id: a key that is gone reads as
+"cannot", never as "tampered".
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+
+from agent_container.errors import StoreError, Unverifiable
+from agent_container.store.locks import Locks
+from agent_container.store.writer import Writer, explained, read_file
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+
+
+class Sealer:
+    """Seals and opens with the key file of one data directory."""
+
+    def __init__(self, keys: Path, writer: Writer) -> None:
+        self._path = keys / "kek"
+        self._writer = writer
+
+    def seal(self, secret: bytes, *, purpose: str) -> bytes:
+        """A sealed file's content. The first call makes the key file."""
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        key = self._key(create=True)
+        nonce = os.urandom(NONCE_BYTES)
+        box = AESGCM(key).encrypt(nonce, secret, purpose.encode())
+        row = {
+            "version": 1,
+            "cipher": "AES-256-GCM",
+            "key": key_id(key),
+            "purpose": purpose,
+            "nonce": _text(nonce),
+            "box": _text(box),
+        }
+        return json.dumps(row, sort_keys=True).encode() + b"\n"
+
+    def unseal(self, body: bytes, *, purpose: str) -> bytes:
+        """What `seal` was given. Raises Unverifiable when the key is gone, StoreError when the content is not ours."""
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        try:
+            row = json.loads(body)
+            named, nonce, box = str(row["key"]), base64.b64decode(row["nonce"]), base64.b64decode(row["box"])
+        except (ValueError, KeyError, TypeError, binascii.Error) as bad:
+            raise StoreError(f"the sealed {purpose} is damaged") from bad
+        key = self._key(create=False, wanted=named)
+        if key_id(key) != named:
+            raise Unverifiable(
+                f"the {purpose} is sealed under key {named}, but {self._path} holds key {key_id(key)}",
+                hint=f"put the key file {named} back from a backup",
+            )
+        try:
+            return AESGCM(key).decrypt(nonce, box, purpose.encode())
+        except (InvalidTag, ValueError) as bad:
+            raise StoreError(
+                f"the sealed {purpose} does not open with its key: it was changed or belongs elsewhere"
+            ) from bad
+
+    def _key(self, *, create: bool, wanted: str = "") -> bytes:
+        key = read_file(self._path, max_bytes=4096)
+        if key is None and create:
+            # Exclusive: of two first calls one key wins, and both use it.
+            self._writer.create(self._path, os.urandom(KEY_BYTES))
+            key = read_file(self._path, max_bytes=4096)
+        if key is None:
+            raise Unverifiable(
+                f"key {wanted} is missing: there is no {self._path}", hint="put the key file back from a backup"
+            )
+        if len(key) != KEY_BYTES:
+            raise StoreError(
+                f"{self._path} holds {len(key)} bytes, expected {KEY_BYTES}", hint="put the key file back from a backup"
+            )
+        with explained(self._path, "read"):
+            mode = stat.S_IMODE(self._path.stat().st_mode)
+        if mode & 0o077:
+            raise StoreError(
+                f"{self._path} has mode {mode:04o}: others can read the key",
+                hint=f"chmod 600 {self._path}, and rotate what was sealed with it",
+            )
+        return key
+
+
+class HostKey:
+    """The Ed25519 key with which this host signs the manifests of its records."""
+
+    def __init__(self, keys: Path, writer: Writer, sealer: Sealer, locks: Locks) -> None:
+        self._private = keys / "host.key"
+        self._public = keys / "host.pub"
+        self._writer = writer
+        self._sealer = sealer
+        self._locks = locks
+
+    def sign(self, body: bytes) -> bytes:
+        """An Ed25519 signature of 64 bytes. The first call makes the key."""
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        return Ed25519PrivateKey.from_private_bytes(self._seed()).sign(body)
+
+    def public(self) -> bytes:
+        """The public half, 32 bytes raw. The first call makes the key."""
+        published = self.published()
+        if published is not None:
+            return published
+        self._seed()
+        made = self.published()
+        if made is None:
+            raise StoreError(f"{self._public} disappeared while it was read")
+        return made
+
+    def published(self) -> bytes | None:
+        """The public half if there is one; makes nothing."""
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        body = read_file(self._public, max_bytes=4096)
+        if body is None:
+            return None
+        try:
+            key = serialization.load_pem_public_key(body)
+        except (ValueError, UnsupportedAlgorithm) as bad:
+            raise StoreError(
+                f"{self._public} is not a public key in PEM",
+                hint=f"remove {self._public}: it is made again from the private half",
+            ) from bad
+        if not isinstance(key, Ed25519PublicKey):
+            raise StoreError(f"{self._public} is not an Ed25519 key")
+        return key.public_bytes_raw()
+
+    def _seed(self) -> bytes:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        with self._locks.hold("host-key", what="the host's signing key", wait_s=10):
+            sealed = read_file(self._private, max_bytes=4096)
+            if sealed is None:
+                seed = os.urandom(KEY_BYTES)
+                self._writer.write(self._private, self._sealer.seal(seed, purpose="host-key"))
+            else:
+                seed = self._sealer.unseal(sealed, purpose="host-key")
+            pem = (
+                Ed25519PrivateKey.from_private_bytes(seed)
+                .public_key()
+                .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+            )
+            # Private before public: a crash between them leaves a key whose public half is made again here.
+            if read_file(self._public, max_bytes=4096) != pem:
+                self._writer.write(self._public, pem)
+            return seed
+
+
+def key_id(key: bytes) -> str:
+    """A short public name of a key: the first 16 hex digits of its SHA-256."""
+    return hashlib.sha256(b"agent-container key id\0" + key).hexdigest()[:16]
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
