@@ -14,6 +14,7 @@ from typing import Self
 
 from agent_container.engine.protocol import Channel, Engine
 from agent_container.errors import EngineError
+from agent_container.frames import BadLine, Frame, Line, parse_frame
 
 VERSION = 1
 PROGRAM = ("/usr/bin/python3", "-I", "/opt/agent-container/runner")
@@ -22,19 +23,11 @@ ANSWER_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One piece of an agent's output, or its end."""
+class Received:
+    """A frame, or a line that is none, with the bytes that the runner sent: they are kept as evidence."""
 
-    seq: int
-    channel: str
-    """stdout, stderr or exit."""
-    data: bytes
+    frame: Frame | BadLine
     raw: bytes
-    """The frame as the runner wrote it: what the spool holds."""
-    exit_code: int | None = None
-    signal: str | None = None
-    reason: str | None = None
-    detail: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,12 +79,13 @@ class RunnerClient:
             }
         )
 
-    def stream(self, turn: str, *, start: int, poll_s: float) -> Iterator[Frame | None]:
+    def stream(self, turn: str, *, start: int, poll_s: float) -> Iterator[Received | None]:
         """Frames from sequence number `start` on, then the exit frame; None whenever `poll_s` passes in silence.
 
         Ends without an exit frame when the conversation is lost.
         """
         self._send({"op": "turn.stream", "turn": turn, "from": start})
+        number = 0
         while True:
             try:
                 line = self._channel.receive(poll_s)
@@ -100,11 +94,10 @@ class RunnerClient:
                 continue
             if line is None:
                 return
-            frame = parse_frame(line)
-            if frame is None:
-                continue
-            yield frame
-            if frame.channel == "exit":
+            number += 1
+            frame = parse_frame(Line(number, line, len(line), ended=True))
+            yield Received(frame, line)
+            if isinstance(frame, Frame) and frame.channel == "exit":
                 return
 
     def stop(self, turn: str, *, reason: str) -> None:
@@ -160,37 +153,3 @@ class RunnerClient:
             error = answer.get("error") if isinstance(answer, dict) else None
             raise EngineError(f"the runner refused {operation}: {error or 'no reason given'}")
         return answer
-
-
-def parse_frame(line: bytes) -> Frame | None:
-    """One frame of the stream or of the spool; None for anything that is not one."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("seq"), int):
-        return None
-    channel = value.get("ch")
-    if channel not in ("stdout", "stderr", "exit", "note"):
-        return None
-    text, packed = value.get("text"), value.get("b64")
-    data = b""
-    if isinstance(text, str):
-        data = text.encode("utf-8", "surrogatepass")
-    elif isinstance(packed, str):
-        try:
-            data = base64.b64decode(packed, validate=True)
-        except ValueError:
-            return None
-    code, signal = value.get("code"), value.get("signal")
-    reason, detail = value.get("reason"), value.get("detail")
-    return Frame(
-        seq=value["seq"],
-        channel=channel,
-        data=data,
-        raw=line,
-        exit_code=code if isinstance(code, int) else None,
-        signal=signal if isinstance(signal, str) else None,
-        reason=reason if isinstance(reason, str) else None,
-        detail=detail if isinstance(detail, str) else None,
-    )

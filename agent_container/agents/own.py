@@ -1,0 +1,27 @@
+"""A command of the user's own as the agent: its exit status is the outcome, and its output is kept as it is."""
+
+from __future__ import annotations
+
+from agent_container.agents.profile import AgentProfile, Launch, PlainText
+
+TASK_PLACEHOLDER = "{task}"
+
+
+def own_profile(
+    *, command: tuple[str, ...], environment: tuple[tuple[str, str], ...], hosts: tuple[str, ...]
+) -> AgentProfile:
+    """The profile of one command. `{task}` in an argument becomes the task; without it the task comes on stdin."""
+
+    def headless(task: str, model: str | None) -> Launch:
+        del model
+        takes_argument = any(TASK_PLACEHOLDER in word for word in command)
+        argv = tuple(word.replace(TASK_PLACEHOLDER, task) for word in command)
+        return Launch(argv=argv, stdin=b"" if takes_argument else task.encode(), environment=environment)
+
+    def interactive(model: str | None) -> Launch:
+        del model
+        return Launch(argv=tuple(word for word in command if TASK_PLACEHOLDER not in word), environment=environment)
+
+    return AgentProfile(
+        name="own", headless=headless, interactive=interactive, parser=PlainText, hosts=hosts, has_result=False
+    )
