@@ -6,10 +6,19 @@ become lines and frames is for `frames`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+Cost = Annotated[float | None, AfterValidator(_finite)]
+"""US dollars; NaN and infinity, which a JSON stream can carry, are no cost."""
 
 
 class _Event(BaseModel):
@@ -80,7 +89,7 @@ class Usage(_Event):
     tokens_in: int = 0
     tokens_out: int = 0
     tokens_cached: int = 0
-    cost_usd: float | None = None
+    cost_usd: Cost = None
     cumulative: bool = False
 
 

@@ -7,10 +7,11 @@ which the sandbox could have made up. Outcomes say whose word they are.
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agent_container.errors import StoreError
 
@@ -52,6 +53,14 @@ EXIT_STATUS: dict[Outcome, int] = {
 _AGENTS_WORD = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 _EITHERS_WORD = frozenset({Outcome.BUDGET})
 """Model requests and bytes are counted in the sidecar, cost and turns by the agent."""
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+Cost = Annotated[float | None, AfterValidator(_finite)]
+"""US dollars; NaN and infinity, which a JSON stream can carry, are no cost."""
 
 
 class _Noun(BaseModel):
@@ -231,7 +240,7 @@ class AgentView(_Noun):
     model: str | None = None
     turns: int | None = None
     tokens: Tokens = Tokens()
-    cost_usd: float | None = None
+    cost_usd: Cost = None
     final_message: str | None = None
     tool_calls: tuple[ToolCount, ...] = ()
     permission_denials: tuple[str, ...] = ()
