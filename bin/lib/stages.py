@@ -1,0 +1,175 @@
+"""Runs the stages of bin/test one after another, each within its limit, and closes with one plain total.
+
+Owns the table of stages and the count; bin/test owns what must be there first. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = ROOT / ".venv" / "bin" / "python"
+BIN = PYTHON.parent
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One named part of bin/test: commands, or pytest over some directories."""
+
+    name: str
+    limit_s: int
+    commands: tuple[tuple[str, ...], ...] = ()
+    tests: tuple[str, ...] = ()
+    marker: str = ""
+
+
+SOURCES = tuple(
+    name for name in ("agent_container", "sidecar", "image", "tests", "bin/lib", "examples") if (ROOT / name).is_dir()
+)
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            "lint",
+            120,
+            (
+                ("ruff", "check", "--no-cache", *SOURCES),
+                ("ruff", "format", "--no-cache", "--check", *SOURCES),
+                ("lint-imports", "--no-cache", "--no-logo"),
+            ),
+        ),
+        Stage("types", 300, (("mypy",),)),
+        Stage("unit", 600, tests=("tests/unit", "tests/golden")),
+        Stage("integration", 2400, tests=("tests/integration",)),
+        Stage("redteam", 1200, tests=("tests/redteam",)),
+        Stage("quick-integration", 300, tests=("tests/integration", "tests/redteam"), marker="quick"),
+        Stage("bench", 1800, tests=("tests/bench",)),
+    )
+}
+DEFAULT = ("lint", "types", "unit", "integration", "redteam")
+ALIASES = {"all": DEFAULT, "quick": ("lint", "types", "unit", "quick-integration"), "golden": ("unit",)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one stage ended; the counts are pytest's, zero for other stages."""
+
+    stage: Stage
+    ok: bool
+    seconds: float
+    passed: int = 0
+    failed: int = 0
+    note: str = ""
+
+
+def run_limited(argv: list[str], *, seconds: float) -> int | None:
+    """The exit status of `argv`, or None when `seconds` were not enough: then its whole process group is ended."""
+    process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        return process.wait(timeout=max(seconds, 1))
+    except subprocess.TimeoutExpired:
+        end_group(process)
+        return None
+    except KeyboardInterrupt:
+        end_group(process)
+        raise
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt first, so that fixtures can remove their containers; then kill."""
+    for number, grace_s in ((signal.SIGINT, 30), (signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=grace_s)
+            return
+
+
+def run_stage(stage: Stage, extra: list[str]) -> Result:
+    """Runs all commands of a stage, also past one that fails."""
+    started = time.monotonic()
+    print(f"\n== {stage.name} (limit {stage.limit_s} s)", flush=True)
+    if stage.tests:
+        return run_pytest(stage, extra, started)
+    failed = []
+    for command in stage.commands:
+        argv = [str(BIN / command[0]), *command[1:]]
+        status = run_limited(argv, seconds=started + stage.limit_s - time.monotonic())
+        if status is None:
+            return Result(
+                stage, False, time.monotonic() - started, note=f"over its limit of {stage.limit_s} s in {command[0]}"
+            )
+        if status:
+            failed.append(" ".join(command[:2]))
+    return Result(stage, not failed, time.monotonic() - started, note=", ".join(failed))
+
+
+def run_pytest(stage: Stage, extra: list[str], started: float) -> Result:
+    """Runs pytest over a stage's directories; the counts come from its JUnit file, never from its words."""
+    directories = [name for name in stage.tests if (ROOT / name).is_dir()]
+    if not directories:
+        return Result(stage, True, 0.0, note="no tests yet")
+    with tempfile.TemporaryDirectory(prefix="agent-container-test-") as scratch:
+        junit = Path(scratch) / "junit.xml"
+        argv = [str(PYTHON), "-m", "pytest", *directories, f"--junitxml={junit}", "--durations=5"]
+        argv += ["-m", stage.marker] if stage.marker else []
+        status = run_limited([*argv, *extra], seconds=stage.limit_s)
+        passed, failed, skipped = read_junit(junit)
+    seconds = time.monotonic() - started
+    if status is None:
+        return Result(stage, False, seconds, passed, failed + 1, f"over its limit of {stage.limit_s} s")
+    note = f"{skipped} skipped: a test that cannot run here is a failure" if skipped else ""
+    if passed + failed == 0:
+        note = "no test was executed"
+    return Result(stage, status == 0 and not note, seconds, passed, failed, note)
+
+
+def read_junit(path: Path) -> tuple[int, int, int]:
+    """Passed, failed and skipped tests; zeros where pytest did not live to write the file."""
+    if not path.is_file():
+        return 0, 0, 0
+    total = bad = skipped = 0
+    for suite in ET.parse(path).getroot().iter("testsuite"):
+        total += int(suite.get("tests", 0))
+        bad += int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        skipped += int(suite.get("skipped", 0))
+    return max(total - bad - skipped, 0), bad, skipped
+
+
+def main(argv: list[str]) -> int:
+    """Stage names, then what follows `--` for pytest."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    wanted, extra = argv[:cut], argv[cut + 1 :]
+    names: list[str] = []
+    for word in wanted or list(DEFAULT):
+        if word not in STAGES and word not in ALIASES:
+            print(f"error: no stage {word!r}; there are: {' '.join([*STAGES, *ALIASES])}", file=sys.stderr)
+            return 2
+        names += [name for name in ALIASES.get(word, (word,)) if name not in names]
+    results = [run_stage(STAGES[name], extra) for name in names]
+    print()
+    for result in results:
+        words = "ok" if result.ok else "FAILED"
+        print(
+            f"{result.stage.name:<18} {words:<7} {result.seconds:7.1f} s" + (f"  {result.note}" if result.note else "")
+        )
+    passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
+    if any(STAGES[name].tests for name in names):
+        if passed + failed == 0:
+            print("no test was executed")
+        print(f"{passed} passed, {failed} failed", flush=True)
+        return 0 if all(r.ok for r in results) and passed and not failed else 1
+    return 0 if all(r.ok for r in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
