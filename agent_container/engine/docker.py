@@ -227,6 +227,15 @@ class DockerEngine:
         rows = [row for network in networks for row in (network.get("IPAM") or {}).get("Config") or []]
         return [str(row["Subnet"]) for row in rows if row.get("Subnet")]
 
+    def tail(self, container: str, *, lines: int) -> list[str]:
+        """The last lines that a container printed; for error messages."""
+        import docker.errors
+
+        with contextlib.suppress(docker.errors.NotFound), _engine_errors(f"read the log of {container[:12]}"):
+            text = self._api.logs(container, tail=lines).decode(errors="replace")
+            return [line for line in text.splitlines() if line.strip()]
+        return []
+
     def session_volumes(self, session: str) -> dict[str, str]:
         """Volumes that carry the session's label: role to name."""
         with _engine_errors("list volumes"):

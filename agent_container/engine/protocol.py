@@ -121,6 +121,9 @@ class Engine(Protocol):
     def subnets(self) -> list[str]:
         """The subnets of every network that the engine has."""
 
+    def tail(self, container: str, *, lines: int) -> list[str]:
+        """The last lines that a container printed; for error messages."""
+
     def session_volumes(self, session: str) -> dict[str, str]:
         """Volumes that carry the session's label: role to name."""
 

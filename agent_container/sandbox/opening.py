@@ -1,0 +1,167 @@
+"""Opens a session's sandbox in the one order that is safe, and writes down each step before it is taken.
+
+ 1. The session is saved, its chain key sealed: whatever exists from here on has a name in the store.
+ 2. Compose makes both containers and starts neither; their ids are saved, and secrets will go to these ids alone.
+ 3. The engine's own account of both is checked against the Stack.
+ 4. The sidecar starts, loads its rules, gets the chain key and answers when it is healthy. Meanwhile the workspace is
+    prepared in a throw-away container without a network.
+ 5. Deadline and credentials are put; only then does the agent's container start, with an idle runner.
+
+A failure anywhere starts nothing further; the caller closes what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_container.engine.docker import COMPOSE_FILE
+from agent_container.engine.posture import check_container
+from agent_container.engine.protocol import ContainerState, Created, Engine, ExecResult, Once, Report
+from agent_container.errors import EngineError, SidecarError
+from agent_container.render.compose import FILES_TARGET, render_compose
+from agent_container.sandbox.control import Ready, SealedCredential, SidecarControl
+from agent_container.session import Phase, SessionState
+from agent_container.stack import Container, Mount, Stack
+from agent_container.store import Store
+
+OPEN_WAIT_S = 20.0
+ROLES = ("egress", "agent")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """All that is needed to open a sandbox; nothing of it is decided here."""
+
+    stack: Stack
+    state: SessionState
+    chain_key: bytes
+    credentials: tuple[SealedCredential, ...]
+    prepare: tuple[Once, ...]
+    deadline_s: float | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A sandbox whose agent's container runs, idle."""
+
+    state: SessionState
+    ready: Ready
+    prepared: tuple[ExecResult, ...]
+    posture: tuple[str, ...]
+    """Names of the checks that were made."""
+
+
+def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Report) -> Opened:
+    """Opens it. Raises EngineError or SidecarError naming what failed; the caller then closes the session."""
+    stack = opening.stack
+    state = store.sessions.save(opening.state)
+    store.sessions.save_chain_key(state.id, opening.chain_key)
+    directory = write_stack(store, stack)
+    created = engine.create(stack, directory=directory)
+    state = store.sessions.save(state.updated(containers=(("egress", created.egress), ("agent", created.agent))))
+    checked = _check_both(engine, stack, created, files_dir=str(directory / "etc"))
+    report("Created the sandbox")
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        preparing = pool.submit(_prepare, engine, opening.prepare)
+        ready = _start_sidecar(engine, created.egress, opening)
+        state = store.sessions.save(state.updated(phase=Phase.OPENED, policy_digest=ready.policy_digest))
+        report("Started the egress sidecar; its rules are loaded and verified")
+        prepared = preparing.result()
+    control = SidecarControl(engine, created.egress)
+    if opening.deadline_s is not None:
+        control.deadline(opening.deadline_s)
+    if opening.credentials:
+        control.put_credentials(opening.credentials)
+    engine.start(created.agent)
+    _check_joined(engine, created)
+    return Opened(state=state, ready=ready, prepared=prepared, posture=checked)
+
+
+def write_stack(store: Store, stack: Stack) -> Path:
+    """The session's rendered files on disk: compose.yaml and, in etc/, what the sidecar reads."""
+    etc = store.sessions.save_rendered(stack.session, dict(stack.files))
+    directory = etc.parent
+    store.writer.write(directory / COMPOSE_FILE, render_compose(stack, files_dir=str(etc)).encode())
+    return directory
+
+
+def _prepare(engine: Engine, jobs: Sequence[Once]) -> tuple[ExecResult, ...]:
+    return tuple(engine.run_once(job) for job in jobs)
+
+
+def _start_sidecar(engine: Engine, container: str, opening: Opening) -> Ready:
+    engine.start(container)
+    try:
+        return SidecarControl(engine, container).open_session(
+            session=opening.state.id, chain_key=opening.chain_key, wait_s=OPEN_WAIT_S
+        )
+    except EngineError as error:
+        state = engine.inspect(container)
+        if state is not None and state.status == "running":
+            raise
+        words = engine.tail(container, lines=12)
+        code = state.exit_code if state is not None else None
+        part = next((p for p in ("nftables", "unbound", "squid", "audit", "policy", "dns") if p in " ".join(words)), "")
+        raise SidecarError(
+            f"the egress sidecar ended with status {code} before it was healthy" + (f": {part}" if part else ""),
+            part=part or getattr(error, "part", "supervisor"),
+            details=words,
+        ) from None
+
+
+def _check_both(engine: Engine, stack: Stack, created: Created, *, files_dir: str) -> tuple[str, ...]:
+    """The posture between create and start, from the engine's own inspect document."""
+    faults: list[str] = []
+    names = {volume.key: volume.name for volume in stack.volumes}
+    for container, id_, network in (
+        (stack.egress, created.egress, None),
+        (stack.agent, created.agent, f"container:{created.egress}"),
+    ):
+        state = _must_exist(engine, id_)
+        extra = (Mount(kind="bind", source=files_dir, target=FILES_TARGET, read_only=True),)
+        mounts = [
+            Mount(kind=m.kind, source=names.get(m.source, m.source), target=m.target, read_only=m.read_only)
+            if m.kind == "volume"
+            else m
+            for m in (*container.mounts, *(extra if network is None else ()))
+        ]
+        found = check_container(
+            state.raw, container, image_id=_image_id(engine, container), mounts=mounts, network_mode=network
+        )
+        faults += [f"{container.service}: {fault}" for fault in found]
+    if faults:
+        raise EngineError(
+            "the engine made a container that is not what was asked for; nothing was started",
+            details=faults,
+            hint="look for defaults in the Docker daemon's configuration (daemon.json) or in the base image",
+        )
+    return tuple(f"{role} container as asked" for role in ROLES)
+
+
+def _image_id(engine: Engine, container: Container) -> str:
+    image = engine.image_id(container.image)
+    if image is None:
+        raise EngineError(f"image {container.image} is gone", hint="agent-container build")
+    return image
+
+
+def _check_joined(engine: Engine, created: Created) -> None:
+    """The agent runs in the very namespace whose rules were verified: the sidecar was not replaced in between."""
+    egress, agent = _must_exist(engine, created.egress), _must_exist(engine, created.agent)
+    if agent.status != "running":
+        raise EngineError(
+            f"the agent's container ended at once with status {agent.exit_code}",
+            details=engine.tail(created.agent, lines=12),
+        )
+    if egress.status != "running" or egress.started_at > agent.started_at:
+        raise SidecarError("the egress sidecar was replaced while the agent started", part="supervisor")
+
+
+def _must_exist(engine: Engine, container: str) -> ContainerState:
+    state = engine.inspect(container)
+    if state is None:
+        raise EngineError(f"container {container[:12]} is gone: something else removed it")
+    return state

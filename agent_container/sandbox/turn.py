@@ -1,0 +1,208 @@
+"""Follows one turn from its first frame to its end and says how it ended, in the host's own words where it can.
+
+Limits are judged here by the host's clock; the runner keeps them too, and so does the sidecar's deadline, for the case
+that this process dies. Only silence, limits and the process's end count: no line of text ends a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Event as Flag
+
+from agent_container.agents import AgentProfile
+from agent_container.engine.protocol import Engine
+from agent_container.errors import EngineError
+from agent_container.events import AgentResult, Event
+from agent_container.frames import MAX_AGENT_LINE_BYTES, Frame, LineSplitter
+from agent_container.records import Outcome
+from agent_container.sandbox.runner import Received, RunnerClient
+
+POLL_S = 0.5
+CHECK_EVERY_S = 2.0
+RESULT_GRACE_S = 20.0
+"""How long an agent may go on after it has said that it is done."""
+RUNNER_SLACK_S = 15.0
+"""How much later than the runner the host ends a turn itself: the runner's way flushes more."""
+RECONNECTS = 5
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """How a turn ended."""
+
+    outcome: Outcome
+    reason: str
+    exit_code: int | None = None
+    signal: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class TurnWatch:
+    """What is followed: two containers, a turn, its limits, and a flag that its user raises to end it."""
+
+    engine: Engine
+    egress: str
+    agent: str
+    turn: str
+    profile: AgentProfile
+    time_s: float
+    idle_s: float
+    on_event: Callable[[Event], None]
+    stop: Flag = field(default_factory=Flag)
+    stop_reason: str = "stopped by its user"
+
+
+class _Ended(Exception):
+    def __init__(self, end: TurnEnd) -> None:
+        super().__init__(end.reason)
+        self.end = end
+
+
+class _Progress:
+    """What has been seen of the turn so far."""
+
+    def __init__(self, watch: TurnWatch) -> None:
+        self.started = self.last_output = self.last_check = time.monotonic()
+        self.next_seq = 1
+        self.result: AgentResult | None = None
+        self.result_at: float | None = None
+        self.asked_to_stop: TurnEnd | None = None
+        self.asked_at = 0.0
+        self._parser = watch.profile.parser()
+        self._out = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
+        self._err = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
+        self._on_event = watch.on_event
+
+    def take(self, frame: Frame) -> None:
+        """Counts a frame of output and passes its events on."""
+        self.next_seq = max(self.next_seq, frame.seq + 1)
+        self.last_output = time.monotonic()
+        stdout = frame.channel == "stdout"
+        for line in (self._out if stdout else self._err).feed(frame.data):
+            for event in self._parser.parse(line, channel="stdout" if stdout else "stderr"):
+                if isinstance(event, AgentResult):
+                    self.result, self.result_at = event, time.monotonic()
+                self._on_event(event)
+
+
+def follow_turn(watch: TurnWatch) -> TurnEnd:
+    """Blocks until the turn has ended, for whatever reason; leaves no process of the turn behind while it can."""
+    progress = _Progress(watch)
+    failures = 0
+    while True:
+        try:
+            with RunnerClient.connect(watch.engine, watch.agent) as runner:
+                _follow(watch, progress, runner)
+            failures += 1
+        except _Ended as ended:
+            return ended.end
+        except EngineError as error:
+            failures += 1
+            reason = str(error)
+        else:
+            reason = "the stream from the agent's container ended"
+        if failures > RECONNECTS:
+            return TurnEnd(Outcome.LOST, f"{reason}; gave up after {RECONNECTS} attempts to rejoin")
+        try:
+            _check_alive(watch)
+        except _Ended as ended:
+            return progress.asked_to_stop or ended.end
+        time.sleep(0.2 * 2**failures)
+
+
+def _follow(watch: TurnWatch, progress: _Progress, runner: RunnerClient) -> None:
+    for received in runner.stream(watch.turn, start=progress.next_seq, poll_s=POLL_S):
+        if received is not None:
+            _take(watch, progress, received)
+        _judge(watch, progress)
+
+
+def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
+    frame = received.frame
+    if not isinstance(frame, Frame):
+        return  # kept in the spool, and marked when it is drained
+    if frame.channel != "exit":
+        progress.take(frame)
+        return
+    raise _Ended(progress.asked_to_stop or end_of(frame, watch.profile, progress.result))
+
+
+def _judge(watch: TurnWatch, progress: _Progress) -> None:
+    """Ends the turn where a limit or its user says so; looks after the sidecar now and then."""
+    now = time.monotonic()
+    if now - progress.last_check >= CHECK_EVERY_S:
+        progress.last_check = now
+        _check_alive(watch)
+    if progress.asked_to_stop is not None:
+        if now - progress.asked_at > RUNNER_SLACK_S:
+            raise _Ended(progress.asked_to_stop)
+        return
+    if watch.stop.is_set():
+        _ask_to_stop(watch, progress, TurnEnd(Outcome.INTERRUPTED, watch.stop_reason))
+    elif now - progress.started > watch.time_s + RUNNER_SLACK_S:
+        _ask_to_stop(watch, progress, timed_out(watch.time_s))
+    elif now - progress.last_output > watch.idle_s + RUNNER_SLACK_S:
+        _ask_to_stop(watch, progress, idled_out(watch.idle_s))
+    elif progress.result is not None and progress.result_at is not None and now - progress.result_at > RESULT_GRACE_S:
+        outcome = Outcome.SUCCEEDED if progress.result.ok else Outcome.FAILED
+        note = f"the agent went on for {RESULT_GRACE_S:g} s after its result and was ended"
+        _ask_to_stop(watch, progress, TurnEnd(outcome, "the agent reported its result", notes=(note,)))
+
+
+def _ask_to_stop(watch: TurnWatch, progress: _Progress, end: TurnEnd) -> None:
+    """Over a conversation of its own: the one that streams is busy."""
+    progress.asked_to_stop, progress.asked_at = end, time.monotonic()
+    with contextlib.suppress(EngineError), RunnerClient.connect(watch.engine, watch.agent) as runner:
+        runner.stop(watch.turn, reason=end.reason)
+
+
+def _check_alive(watch: TurnWatch) -> None:
+    for name, container in (("egress sidecar", watch.egress), ("agent's container", watch.agent)):
+        state = watch.engine.inspect(container)
+        if state is None:
+            raise _Ended(TurnEnd(Outcome.LOST, f"the {name} was removed while the run went on"))
+        if state.status != "running":
+            words = "was killed for want of memory" if state.oom_killed else f"ended with status {state.exit_code}"
+            raise _Ended(TurnEnd(Outcome.LOST, f"the {name} {words} while the run went on"))
+        if state.health == "unhealthy":
+            raise _Ended(TurnEnd(Outcome.LOST, f"the {name} became unhealthy while the run went on"))
+
+
+def timed_out(time_s: float) -> TurnEnd:
+    """The wall-clock limit."""
+    return TurnEnd(Outcome.TIMEOUT, f"it took longer than limits.time, {time_s:g} s")
+
+
+def idled_out(idle_s: float) -> TurnEnd:
+    """The idle limit."""
+    return TurnEnd(Outcome.TIMEOUT, f"it printed nothing for limits.idle, {idle_s:g} s")
+
+
+def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None) -> TurnEnd:
+    """The outcome that an exit frame stands for: success takes status 0 and, where the agent has one, a good result."""
+    code, signal = frame.code, frame.signal
+    match frame.reason:
+        case "time":
+            return TurnEnd(Outcome.TIMEOUT, f"it took longer than limits.time ({frame.detail})", code, signal)
+        case "idle":
+            return TurnEnd(Outcome.TIMEOUT, f"it printed nothing for limits.idle ({frame.detail})", code, signal)
+        case "stopped" | "interrupted":
+            return TurnEnd(Outcome.INTERRUPTED, frame.detail or "stopped by its user", code, signal)
+        case "spawn":
+            return TurnEnd(Outcome.NEVER_STARTED, f"the agent's program could not be started: {frame.detail}", code)
+        case _:
+            pass
+    if code == 0 and result is not None and result.ok:
+        return TurnEnd(Outcome.SUCCEEDED, "the agent reported success and exited with status 0", code)
+    if code == 0 and not profile.has_result:
+        return TurnEnd(Outcome.SUCCEEDED, "the command exited with status 0", code)
+    if code == 0 and result is None:
+        return TurnEnd(Outcome.FAILED, "the agent exited with status 0 without reporting a result", code)
+    if result is not None and not result.ok:
+        return TurnEnd(Outcome.FAILED, f"the agent reported failure: {result.text[:200]}".rstrip(": "), code, signal)
+    ended = f"by signal {signal}" if signal else f"with status {code}"
+    return TurnEnd(Outcome.FAILED, f"the agent ended {ended}", code, signal)
