@@ -1,8 +1,8 @@
 """Which project a directory is: its root, its spec, and the id under which keys, homes and records are filed.
 
 The id comes from the real path and the repository's identity, never from the spec's `name`: two checkouts called `app`
-stay apart, and a different repository at a known path is a different project. Git's files are read as text, since a tree
-that an agent could write must not make the host run git.
+stay apart, and a different repository at a known path is a different project. Git's files are read as text, since a
+tree that an agent could write must not make the host run git.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 from agent_container.errors import SpecError, UsageError
 
 SPEC_NAME = "agent-container.yaml"
-MAX_SPEC_BYTES = 256 * 1024
-MAX_GIT_FILE_BYTES = 1024 * 1024
+MAX_READ_BYTES = 1024 * 1024
 _SECTION = re.compile(r'\[\s*([A-Za-z0-9.-]+)(?:\s+"((?:[^"\\]|\\.)*)")?\s*\](.*)')
 
 
@@ -59,7 +58,7 @@ def slug(name: str) -> str:
 
 
 def find_project(start: Path, spec: Path | None = None) -> Project:
-    """The project of a directory: the nearest ancestor with a spec, within the repository that holds it, else the repository.
+    """The project of a directory: the nearest ancestor with a spec in the repository around it, else the repository.
 
     `spec` names another spec file for it; the workspace stays the one of `start`. Raises: UsageError.
     """
@@ -104,16 +103,16 @@ def _exists(path: Path) -> bool:
 def read_spec(path: Path) -> bytes:
     """The spec's bytes. Raises: SpecError when it is no plain file, too large or unreadable."""
     try:
-        body = _read_plain(path, MAX_SPEC_BYTES)
+        body = read_plain(path, max_bytes=MAX_READ_BYTES)
     except OSError as error:
         reason = "symbolic links form a loop" if error.errno == errno.ELOOP else (error.strerror or str(error)).lower()
         raise SpecError(f"{path} cannot be read: {reason}") from None
     if body is None:
-        raise SpecError(f"{path} is no plain file, or larger than {MAX_SPEC_BYTES} bytes")
+        raise SpecError(f"{path} is no plain file, or larger than {MAX_READ_BYTES} bytes")
     return body
 
 
-def _read_plain(path: Path, max_bytes: int) -> bytes | None:
+def read_plain(path: Path, *, max_bytes: int) -> bytes | None:
     """A plain file's content; None for anything else, which is never waited for, and for more than `max_bytes`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as stream:
@@ -133,7 +132,7 @@ def repository_identity(root: Path) -> str:
 
 
 def git_directory(root: Path) -> Path | None:
-    """The directory that holds the repository's config: for a linked worktree, the main repository's (gitrepository-layout)."""
+    """Where the repository's config lies: for a linked worktree, in the main repository (gitrepository-layout(5))."""
     dot_git = root / ".git"
     if dot_git.is_dir():
         return dot_git
@@ -147,7 +146,7 @@ def git_directory(root: Path) -> Path | None:
 
 def _git_text(path: Path) -> str | None:
     try:
-        body = _read_plain(path, MAX_GIT_FILE_BYTES)
+        body = read_plain(path, max_bytes=MAX_READ_BYTES)
     except (OSError, ValueError):
         return None
     return None if body is None else body.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What holds for this host rather than a project: resolvers, certificates, Docker networks; and what the host says of itself.
+"""What holds for this host rather than a project: resolvers, certificates, Docker networks; and the host's addresses.
 
 The settings file is the user's own and wins over every spec, so it must not be writable by others. Where it lies is the
 store's to say. Everything read from the system takes its path as a parameter and starts no process.
@@ -96,7 +96,7 @@ class Settings(_Part):
     network: Annotated[NetworkSettings, BeforeValidator(lambda v: {} if v is None else v)] = NetworkSettings()
     """The Docker networks that sidecars leave by."""
     build_ca: Annotated[str, _choice_or_path("auto", "off")] = "auto"
-    """Certificates added to image builds behind a proxy that opens TLS: found by itself (`auto`), none, or a PEM file."""
+    """Certificates for image builds behind a proxy that opens TLS: found by itself (`auto`), none (`off`), or a file."""
 
 
 def parse_settings(data: bytes, *, path: Path) -> Settings:
@@ -108,7 +108,8 @@ def parse_settings(data: bytes, *, path: Path) -> Settings:
 def load_settings(path: Path) -> Settings:
     """The settings in a file; the defaults without one. Raises: SpecError, also when others can write to it."""
     try:
-        with path.open("rb") as stream:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
             status = os.fstat(stream.fileno())
             body = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -125,7 +126,7 @@ def load_settings(path: Path) -> Settings:
 
 
 def host_resolvers(resolv_conf: Path = RESOLV_CONF, behind_stub: Path = SYSTEMD_RESOLV_CONF) -> tuple[str, ...]:
-    """The resolvers that this host asks and a container can reach; behind a stub on loopback, the stub's own. May be empty."""
+    """The resolvers that this host asks and a container can reach; behind a loopback stub, the stub's. May be empty."""
     listed = _nameservers(resolv_conf)
     usable = tuple(text for text in listed if not ip_address(text).is_loopback)
     if usable or not listed:
@@ -148,7 +149,7 @@ def _nameservers(path: Path) -> tuple[str, ...]:
 
 
 def host_addresses(fib_trie: Path = FIB_TRIE, if_inet6: Path = IF_INET6) -> tuple[str, ...]:
-    """Every address of this host but loopback, sorted; empty where the system has no /proc (there Docker runs in a VM)."""
+    """Every address of this host but loopback, sorted; empty where there is no /proc (there Docker runs in a VM)."""
     found: set[IPv4Address | IPv6Address] = set()
     found.update(IPv4Address(text) for text in _LOCAL_ENTRY.findall("\n".join(_lines(fib_trie))))
     for line in _lines(if_inet6):

@@ -28,6 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from agent_container.environment import check_env_name, check_env_value
+from agent_container.project import SPEC_NAME
 from agent_container.spec_load import Later, load_model
 from agent_container.spec_types import (
     is_metadata,
@@ -51,7 +52,6 @@ from agent_container.spec_types import (
 )
 from agent_egress.names import canonical_name
 
-SPEC_NAME = "agent-container.yaml"
 KNOWN_AGENTS = ("claude", "codex", "gemini", "opencode", "pi", "demo")
 ALWAYS_PROTECTED = (".husky", ".vscode", ".idea", ".claude/settings*.json", SPEC_NAME)
 """Read-only in a bound workspace whatever the spec says: the host runs or obeys these."""
