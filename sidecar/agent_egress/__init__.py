@@ -1,1 +1,2 @@
-"""The Python inside the egress boundary: policy, receipts, squid relay, DNS filter, control; the host imports it too."""
+"""The Python inside the egress boundary: policy, receipts, squid relay, DNS filter, control. The host imports it
+too."""
