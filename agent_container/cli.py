@@ -1,0 +1,422 @@
+"""The command line: parse, call one command, render, exit. Nothing else catches errors or exits.
+
+Global options may stand before or after the verb; `globals_first` moves them to the front before typer parses. Imports
+of commands stay inside the functions: `--help` must not pay for an engine client.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from agent_container.errors import AgentContainerError, ApprovalNeeded, UsageError
+
+if TYPE_CHECKING:
+    from agent_container.commands.context import Context
+    from agent_container.ui import Ui
+
+T = TypeVar("T")
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+FLAGS = ("--json", "-q", "--quiet", "--verbose", "--no-input")
+VALUED = ("-C", "--directory", "-f", "--file")
+TAKES_FOREIGN_ARGV = ("exec", "shell")
+"""Verbs whose arguments from the first word on belong to a program in the sandbox."""
+MISSPELT = {"ps": "status", "stop": "down", "start": "up", "rm": "down", "kill": "runs stop", "init": "plan"}
+
+app = typer.Typer(
+    name="agent-container",
+    help="Run coding agents in a container whose only way out is an egress sidecar.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+runs_app = typer.Typer(help="The records of past and present runs; without a verb, `runs ls`.", no_args_is_help=False)
+credential_app = typer.Typer(help="The sealed store of credentials.", no_args_is_help=True)
+app.add_typer(runs_app, name="runs")
+app.add_typer(credential_app, name="credential")
+
+
+class _Call:
+    """One call of the tool: what the global options said."""
+
+    def __init__(self) -> None:
+        self.directory = Path()
+        self.spec: Path | None = None
+        self.json = False
+        self.quiet = False
+        self.verbose = False
+        self.no_input = False
+
+    @property
+    def ui(self) -> Ui:
+        from agent_container.ui import Ui
+
+        if not hasattr(self, "_ui"):
+            self._ui = Ui(json_output=self.json, quiet=self.quiet, verbose=self.verbose, no_input=self.no_input)
+        return self._ui
+
+    @property
+    def context(self) -> Context:
+        from agent_container.commands.context import Context
+
+        if not hasattr(self, "_context"):
+            self._context = Context(directory=self.directory, spec_path=self.spec, report=self.ui.finished)
+        return self._context
+
+
+CALL = _Call()
+
+Accept = Annotated[
+    str | None, typer.Option("--accept", metavar="DIGEST", help="Say yes to the spec whose digest begins so.")
+]
+BindMode = Annotated[bool, typer.Option("--bind", help="The agent works in this directory itself.")]
+CloneMode = Annotated[bool, typer.Option("--clone", help="The agent works in a clone.")]
+AgentOption = Annotated[str | None, typer.Option("--agent", help="The agent, where there is no spec.")]
+RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's id or its beginning; the newest.")]
+
+
+@app.callback()
+def _global(
+    directory: Annotated[Path, typer.Option("-C", "--directory", help="Work as if started there.")] = Path(),
+    file: Annotated[Path | None, typer.Option("-f", "--file", metavar="SPEC", help="Another spec file.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON envelope on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="More of it.")] = False,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask.")] = False,
+) -> None:
+    CALL.directory, CALL.spec = directory, file
+    CALL.json, CALL.quiet, CALL.verbose, CALL.no_input = json_output, quiet, verbose, no_input
+
+
+def _approved(call: Callable[[str | None], T], *, accept: str | None, again: str) -> T:
+    """Calls with the digest given; where a yes is missing, shows the difference and asks, then calls again."""
+    try:
+        return call(accept)
+    except ApprovalNeeded as needed:
+        ui = CALL.ui
+        if not ui.interactive or accept is not None:
+            raise
+        ui.info(needed.message)
+        ui.diff(needed.diff)
+        if not ui.confirm("Accept this?", hint=f"{again} --accept {needed.digest[:12]}"):
+            raise UsageError("not accepted; nothing was changed") from None
+        return call(needed.digest)
+
+
+def _mode(bind: bool, clone: bool) -> str | None:
+    if bind and clone:
+        raise UsageError("--bind and --clone exclude each other")
+    return "bind" if bind else "clone" if clone else None
+
+
+@app.command()
+def plan(agent: AgentOption = None, bind: BindMode = False, clone: CloneMode = False) -> None:
+    """What `up` would change, and every egress rule with its origin."""
+    from agent_container.commands.plan import plan_environment
+
+    result = plan_environment(CALL.context, agent=agent, mode=_mode(bind, clone))
+
+    def show() -> None:
+        ui = CALL.ui
+        ui.fields(result.fields)
+        ui.heading("egress")
+        ui.table(("", "host", "ports", "tls", "origin"), [row.cells for row in result.rules])
+        ui.heading("approval")
+        for line in result.approval:
+            ui.text(line)
+        ui.heading("changes")
+        for line in result.changes:
+            ui.text(line)
+
+    CALL.ui.result(result, command="plan", show=show)
+
+
+@app.command()
+def render(agent: AgentOption = None, bind: BindMode = False, clone: CloneMode = False) -> None:
+    """Every file that `up` would write, as it would write it."""
+    from agent_container.commands.plan import render_environment
+
+    files = render_environment(CALL.context, agent=agent, mode=_mode(bind, clone))
+
+    def show() -> None:
+        for name, text in files:
+            CALL.ui.text(f"# --- {name}")
+            CALL.ui.block(text)
+
+    CALL.ui.result(dict(files), command="render", show=show)
+
+
+@app.command()
+def build(accept: Accept = None, agent: AgentOption = None) -> None:
+    """Build the images that the spec needs."""
+    from agent_container.commands.build import build_images
+
+    result = _approved(
+        lambda yes: build_images(CALL.context, accept=yes, agent=agent), accept=accept, again="agent-container build"
+    )
+    CALL.ui.result(result, command="build", show=lambda: CALL.ui.fields(result.fields))
+
+
+@app.command()
+def up(accept: Accept = None, agent: AgentOption = None, bind: BindMode = False, clone: CloneMode = False) -> None:
+    """Bring the project's environment up, or heal it."""
+    _up(accept=accept, agent=agent, mode=_mode(bind, clone), recreate=False)
+
+
+@app.command()
+def redeploy(
+    accept: Accept = None, agent: AgentOption = None, bind: BindMode = False, clone: CloneMode = False
+) -> None:
+    """Bring it up anew from the newest spec and images; workspace, home and keys stay."""
+    _up(accept=accept, agent=agent, mode=_mode(bind, clone), recreate=True)
+
+
+def _up(*, accept: str | None, agent: str | None, mode: str | None, recreate: bool) -> None:
+    from agent_container.commands.up import bring_up
+
+    verb = "redeploy" if recreate else "up"
+    result = _approved(
+        lambda yes: bring_up(CALL.context, accept=yes, agent=agent, mode=mode, recreate=recreate),
+        accept=accept,
+        again=f"agent-container {verb}",
+    )
+
+    def show() -> None:
+        for change in result.changes:
+            CALL.ui.text(change)
+        CALL.ui.text(result.summary)
+
+    CALL.ui.result(result, command=verb, show=show)
+
+
+@app.command()
+def down(
+    volumes: Annotated[bool, typer.Option("-v", "--volumes", help="Home, memory and workspace volumes too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even where work would be lost.")] = False,
+    project: Annotated[str | None, typer.Option("--project", help="Another one, by name or id.")] = None,
+    all_projects: Annotated[bool, typer.Option("--all", help="Every environment of this user.")] = False,
+    orphans: Annotated[bool, typer.Option("--orphans", help="Runs that nobody drives any more, too.")] = False,
+) -> None:
+    """Take the environment down: seal, drain, stop, remove. Records stay, and volumes unless asked for."""
+    from agent_container.commands.down import take_down
+
+    result = take_down(
+        CALL.context, volumes=volumes, force=force, project=project, all_projects=all_projects, orphans=orphans
+    )
+
+    def show() -> None:
+        for line in result.lines:
+            CALL.ui.text(line)
+
+    CALL.ui.result(result, command="down", show=show)
+
+
+@app.command()
+def status() -> None:
+    """How the project's environment is; changes nothing."""
+    from agent_container.commands.status import read_status
+
+    result = read_status(CALL.context)
+
+    def show() -> None:
+        CALL.ui.fields(result.fields)
+        for line in result.amiss:
+            CALL.ui.warn(line)
+
+    CALL.ui.result(result, command="status", show=show)
+
+
+@app.command("ls")
+def ls() -> None:
+    """All environments and unfinished runs of this user."""
+    from agent_container.commands.status import list_sessions
+
+    rows = list_sessions(CALL.context)
+
+    def show() -> None:
+        CALL.ui.table(("project", "kind", "agent", "state", "session", "directory"), [row.cells for row in rows])
+
+    CALL.ui.result(rows, command="ls", show=show)
+
+
+@app.command()
+def attach(accept: Accept = None, agent: AgentOption = None) -> None:
+    """The agent's own interface, rejoined or started; starts what is missing. Leave with ctrl-p ctrl-q."""
+    from agent_container.commands.attach import attach_agent
+
+    code = _approved(
+        lambda yes: attach_agent(CALL.context, accept=yes, agent=agent), accept=accept, again="agent-container attach"
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def shell() -> None:
+    """A shell in the sandbox, as the agent."""
+    from agent_container.commands.attach import exec_inside
+
+    raise typer.Exit(exec_inside(CALL.context, ("/bin/bash", "-l"), tty=sys.stdin.isatty()))
+
+
+@app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def exec_(command: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
+    """Run a program in the sandbox, as the agent; its exit status is the command's."""
+    from agent_container.commands.attach import exec_inside
+
+    raise typer.Exit(exec_inside(CALL.context, tuple(command), tty=sys.stdin.isatty() and sys.stdout.isatty()))
+
+
+@app.command()
+def run(
+    task: Annotated[str | None, typer.Argument(metavar="[TASK]", help="What to do; `-` reads it from stdin.")] = None,
+    file: Annotated[Path | None, typer.Option("-F", "--task-file", help="Read the task from a file.")] = None,
+    accept: Accept = None,
+    agent: AgentOption = None,
+    model: Annotated[str | None, typer.Option("--model", help="Another model than the spec's.")] = None,
+    bind: BindMode = False,
+    clone: CloneMode = False,
+    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once it runs; `runs attach` rejoins.")] = False,
+    run_id: Annotated[str | None, typer.Option("--run-id", hidden=True)] = None,
+) -> None:
+    """Run one task in a sandbox of its own, and keep the record."""
+    from agent_container.commands.run import read_task, run_detached, run_task
+
+    ui = CALL.ui
+    words = read_task(task, file, stdin=sys.stdin.buffer, verbs=[c.name or "" for c in runs_app.registered_commands])
+    mode = _mode(bind, clone)
+    if detach:
+        started = _approved(
+            lambda yes: run_detached(CALL.context, words, accept=yes, agent=agent, model=model, mode=mode),
+            accept=accept,
+            again="agent-container run",
+        )
+        ui.result(started, command="run", show=lambda: ui.text(f"{started.run}  (agent-container runs attach)"))
+        return
+    from agent_container.ui.views import show_event, show_summary
+
+    result = _approved(
+        lambda yes: run_task(
+            CALL.context,
+            words,
+            accept=yes,
+            agent=agent,
+            model=model,
+            mode=mode,
+            run_id=run_id,
+            on_event=lambda event: ui.stream(event, command="run", show=lambda: show_event(ui, event)),
+        ),
+        accept=accept,
+        again="agent-container run",
+    )
+    ui.result(result.record, command="run", show=lambda: show_summary(ui, result.record))
+    raise typer.Exit(result.record.exit_status)
+
+
+@app.command("verify-egress")
+def verify_egress(run: RunArgument = None) -> None:
+    """Check every receipt of a run or session: links, seal, head, and each decision under its policy."""
+    from agent_container.commands.verify_egress import verify_egress as verify
+
+    result = verify(CALL.context, run)
+    CALL.ui.result(result, command="verify-egress", show=lambda: _show_verification(result))
+    raise typer.Exit(result.exit_code)
+
+
+def _show_verification(result: Any) -> None:
+    from agent_container.ui.views import show_verification
+
+    show_verification(CALL.ui, result)
+
+
+@app.command()
+def version() -> None:
+    """The tool's version."""
+    from agent_container import __version__
+
+    CALL.ui.result({"version": __version__}, command="version", show=lambda: CALL.ui.text(__version__))
+
+
+def globals_first(argv: Sequence[str]) -> list[str]:
+    """Moves global options to the front, so that they may stand after the verb too. What follows `--` stays."""
+    front: list[str] = []
+    rest: list[str] = []
+    words = list(argv)
+    verb: str | None = None
+    while words:
+        word = words.pop(0)
+        if word == "--" or (verb in TAKES_FOREIGN_ARGV and not word.startswith("-")):
+            rest += [word, *words]
+            break
+        if word in FLAGS:
+            front.append(word)
+        elif word in VALUED and words:
+            front += [word, words.pop(0)]
+        elif word.startswith(("--directory=", "--file=")):
+            front.append(word)
+        else:
+            verb = verb or (None if word.startswith("-") else word)
+            rest.append(word)
+    return front + rest
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """The program. Exit statuses: docs/reference.md."""
+    words = globals_first(sys.argv[1:] if argv is None else argv)
+    verb = next((word for word in words if not word.startswith("-")), "")
+    try:
+        status = app(args=words, standalone_mode=False, prog_name="agent-container")
+        code = status if isinstance(status, int) else 0
+    except AgentContainerError as error:
+        CALL.ui.error(error, command=verb)
+        code = error.exit_code
+    except (KeyboardInterrupt, EOFError):
+        CALL.ui.info("interrupted; the same command again repairs what was left")
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit flush does not fail too
+        code = 1
+    except typer.Exit as exited:
+        code = exited.exit_code
+    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for a user
+        code = _other(error, verb)
+    sys.stdout.flush()
+    raise SystemExit(code)
+
+
+def _other(error: Exception, verb: str) -> int:
+    """Click's usage errors in our form; anything else is a bug, said so, its traceback only with AGENT_CONTAINER_DEBUG."""
+    format_message = getattr(error, "format_message", None)
+    if callable(format_message):
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(format_message())
+            return 0
+        hint = "agent-container --help"
+        misspelt = MISSPELT.get(verb)
+        if misspelt:
+            hint = f"agent-container {misspelt}"
+        CALL.ui.error(UsageError(str(format_message()), hint=hint), command=verb)
+        return UsageError.exit_code
+    if type(error).__name__ == "Abort":
+        return EXIT_INTERRUPTED
+    if os.environ.get("AGENT_CONTAINER_DEBUG"):
+        raise error
+    CALL.ui.error(
+        AgentContainerError(
+            f"a bug in agent-container: {type(error).__name__}: {error}",
+            hint="set AGENT_CONTAINER_DEBUG=1, run it again, and report what it prints",
+        ),
+        command=verb,
+    )
+    return EXIT_BUG
+
+
+if __name__ == "__main__":
+    main()
