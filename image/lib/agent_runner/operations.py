@@ -136,7 +136,7 @@ def _turn_stream(runner: Runner, client: Client, request: Message) -> Reply:
     if turn.acknowledged:
         raise Refused("acknowledged", f"turn {turn.name} was drained; its frames are in the record")
     client.stream = Stream(turn, int(request.get("from") or 1))
-    return {"turn": turn.name, "state": turn.state, "seq": turn.spool.seq}
+    return None  # the frames are the answer
 
 
 def _interrupt(runner: Runner, _client: Client, request: Message) -> Reply:

@@ -43,7 +43,7 @@ class Client:
         if self._closed:
             return
         while True:
-            more = self._refill()
+            self._refill()
             if not self._out:
                 break
             try:
@@ -54,8 +54,6 @@ class Client:
                 self.close()
                 return
             del self._out[:sent]
-            if not more and not self._out:
-                break
         idle = self.stream is None and self.terminal is None
         if not self._out and (self._leaving or (self._half_closed and idle)):
             self.close()
@@ -120,10 +118,10 @@ class Client:
                 reply["id"] = request["id"]
             self.say(reply)
 
-    def _refill(self) -> bool:
-        """Whether there is more to come at once."""
-        more = False
-        while len(self._out) < OUT_LOW_BYTES:
+    def _refill(self) -> None:
+        more = True
+        while more and len(self._out) < OUT_LOW_BYTES:
+            more = False
             if self.stream is not None:
                 data, over = self.stream.next()
                 self._out += data
@@ -132,11 +130,6 @@ class Client:
                 more = bool(data)
             elif self.terminal is not None:
                 more = self._refill_terminal(self.terminal)
-            else:
-                more = False
-            if not more:
-                break
-        return more
 
     def _refill_terminal(self, terminal: Terminal) -> bool:
         data, self.position = terminal.read(self.position)

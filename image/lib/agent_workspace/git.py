@@ -7,7 +7,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Optional, Sequence
+from typing import Any, Sequence
 
 OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 IDENTITY = "agent-container"
@@ -86,19 +86,28 @@ class Repository:
     tree: Path
     clock: Clock
     object_format: str = "sha1"
-    head_branch: Optional[str] = None
-    head: Optional[str] = None
+    head_branch: str | None = None
+    head: str | None = None
     refs: dict[str, str] = field(default_factory=dict)
     config: list[tuple[str, str]] = field(default_factory=list)
     shallow: list[str] = field(default_factory=list)
     exclude: str = ""
 
-    def git(self, *arguments: str, stdin: object = b"", stdout: object = subprocess.PIPE, check: bool = True) -> bytes:
-        """Run git; its standard output. `stdin` is bytes or a file."""
+    def git(
+        self,
+        *arguments: str,
+        stdin: bytes | int = b"",
+        stdout: int = subprocess.PIPE,
+        check: bool = True,
+        objects: Path | None = None,
+    ) -> bytes:
+        """Runs git; its standard output. `stdin` is bytes or a file descriptor; `objects` receives new objects."""
         env = environment(
             GIT_DIR=str(self.git_dir), GIT_WORK_TREE=str(self.tree), GIT_INDEX_FILE=str(self.git_dir / "index")
         )
-        given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+        if objects is not None:
+            env["GIT_OBJECT_DIRECTORY"] = str(objects)
+        given: dict[str, Any] = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
         try:
             done = subprocess.run(
                 ["git", *arguments],
@@ -116,7 +125,7 @@ class Repository:
             raise Failed(f"git {arguments[0]}: {last_words(done.stderr)}")
         return done.stdout or b""
 
-    def has(self, oid: Optional[str], kind: str = "commit") -> bool:
+    def has(self, oid: str | None, kind: str = "commit") -> bool:
         """Whether the object is there and is of that kind."""
         return bool(oid) and self.git("cat-file", "-t", str(oid), check=False).decode().strip() == kind
 

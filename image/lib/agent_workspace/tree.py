@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, Optional
+from typing import Iterable
 
 from agent_workspace.git import OID, Clock, Failed, Repository, environment, last_words
 
@@ -19,7 +19,7 @@ MAX_INDEX_BYTES = 512 * 1024 * 1024
 REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]+")
 
 
-def read_small(path: Path, limit: int = MAX_SMALL_BYTES) -> Optional[bytes]:
+def read_small(path: Path, limit: int = MAX_SMALL_BYTES) -> bytes | None:
     """A regular file's content; None where there is none. A FIFO must not hang us, a link must not lead on."""
     try:
         handle = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -40,7 +40,7 @@ class Found:
     common: Path
 
 
-def find_git(tree: Path) -> Optional[Found]:
+def find_git(tree: Path) -> Found | None:
     """The tree's git directory, whether `.git` is a directory, a file that points, or absent."""
     dotgit = tree / ".git"
     pointer = read_small(dotgit, 8192)
@@ -65,7 +65,7 @@ ALLOWED_KEY = re.compile(
 """What of a project's configuration reaches the sandbox: none of these names a program, a file to read, or a header to send."""
 
 
-def clean_url(url: str) -> Optional[str]:
+def clean_url(url: str) -> str | None:
     """A remote's URL without passwords and tokens; None for a form that runs a program (`ext::...`)."""
     if "::" in url or url.startswith("-"):
         return None
@@ -152,7 +152,7 @@ def object_stores(objects: Path) -> list[Path]:
     return stores
 
 
-def read_refs(found: Found, *, reftable: bool, clock: Clock) -> tuple[Optional[str], Optional[str], dict[str, str]]:
+def read_refs(found: Found, *, reftable: bool, clock: Clock) -> tuple[str | None, str | None, dict[str, str]]:
     """HEAD's branch, HEAD's commit, and every ref; read as files, so that no broken configuration can stop it."""
     refs: dict[str, str] = {}
     if reftable:
@@ -206,7 +206,7 @@ def make_git_dir(
 
 
 def private_repository(
-    tree: Path, scratch: Path, clock: Clock, *, git_dir: Optional[Path] = None, lenient: bool = False
+    tree: Path, scratch: Path, clock: Clock, *, git_dir: Path | None = None, lenient: bool = False
 ) -> Repository:
     """A repository of ours that sees the tree and its objects. `lenient`: a broken `.git` gives an empty one, not an error."""
     found = Found(git_dir, git_dir) if git_dir is not None else find_git(tree)

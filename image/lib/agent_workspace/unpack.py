@@ -7,7 +7,7 @@ import os
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from agent_workspace.git import BASE_SUBJECT, Clock, Failed, Repository
 from agent_workspace.staging import MAX_NAMES, stage
@@ -34,7 +34,13 @@ def unpack(destination: Path, *, run: str, source: int, clock: Clock) -> dict[st
         staged = stage(repository)
         message = f"{BASE_SUBJECT}\n\nThe directory as it was at the start.\n"
         base = repository.commit(staged.tree, message, [])
-        header.update(head=None, base=base, carried=True, unreadable=staged.unreadable[:MAX_NAMES], nested=staged.nested[:MAX_NAMES])
+        header.update(
+            head=None,
+            base=base,
+            carried=True,
+            unreadable=staged.unreadable[:MAX_NAMES],
+            nested=staged.nested[:MAX_NAMES],
+        )
     else:
         _layout(git_dir, header)
         _receive(repository, source)
@@ -46,7 +52,9 @@ def unpack(destination: Path, *, run: str, source: int, clock: Clock) -> dict[st
     return _answer(git_dir, header)
 
 
-def unpack_git_dir(destination: Path, *, scratch: Path, source: int, clock: Clock, work_tree: Optional[str] = None) -> dict[str, Any]:
+def unpack_git_dir(
+    destination: Path, *, scratch: Path, source: int, clock: Clock, work_tree: str | None = None
+) -> dict[str, Any]:
     """A private git directory. On one that exists, only objects and the project's branches (as `host/*`) are added."""
     header, index = read_header(source)
     if header["kind"] != "git":
@@ -85,13 +93,14 @@ def _layout(git_dir: Path, header: dict[str, Any]) -> None:
     )
 
 
-def _receive(repository: Repository, source: int, *, objects: Optional[Path] = None) -> None:
-    extra = {"GIT_OBJECT_DIRECTORY": str(objects)} if objects is not None else {}
-    repository.git("index-pack", "--stdin", stdin=source, extra=extra)
+def _receive(repository: Repository, source: int, *, objects: Path | None = None) -> None:
+    repository.git("index-pack", "--stdin", stdin=source, objects=objects)
 
 
 def _write_refs(git_dir: Path, refs: dict[str, str]) -> None:
-    (git_dir / "packed-refs").write_bytes(b"".join(os.fsencode(f"{oid} {name}\n") for name, oid in sorted(refs.items())))
+    (git_dir / "packed-refs").write_bytes(
+        b"".join(os.fsencode(f"{oid} {name}\n") for name, oid in sorted(refs.items()))
+    )
 
 
 def _write_loose(path: Path, oid: str) -> None:

@@ -57,12 +57,12 @@ class Connection:
 
     def frames(self, turn: str, first: int = 1) -> list[dict[str, Any]]:
         """All frames from `first` to the exit frame."""
-        assert self.ask("turn.stream", turn=turn, **{"from": first})["ok"]
+        self.send("turn.stream", turn=turn, **{"from": first})
         return self.rest()
 
     def rest(self) -> list[dict[str, Any]]:
         frames = [self.line()]
-        while frames[-1].get("ch") != "exit":
+        while frames[-1]["ch"] != "exit":
             frames.append(self.line())
         return frames
 

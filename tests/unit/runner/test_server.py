@@ -99,7 +99,6 @@ def test_a_client_that_does_not_read_costs_no_memory_and_slows_nobody(runner: Ru
     frames = runner.connect().frames("t1")
     assert len(text(frames)) == 40_000_000
     assert runner.connect().ask("status")["max_rss_kib"] < 64 * 1024
-    assert slow.line()["ok"]
     assert slow.rest() == frames
 
 
@@ -118,7 +117,6 @@ def test_a_client_that_shuts_its_writing_half_still_gets_the_whole_stream(runner
     runner.begin(connection, "t1", "sleep 0.5; echo done")
     connection.send("turn.stream", turn="t1")
     connection.socket.shutdown(1)
-    connection.line()
     assert text(connection.rest()) == b"done\n"
     assert connection.reader.read() == b""
 
@@ -131,8 +129,8 @@ def test_connect_bridges_a_pipe_to_the_socket(runner: RunningRunner) -> None:
     ]
     out = bridge.communicate(b"".join(json.dumps(request).encode() + b"\n" for request in requests), timeout=60)[0]
     messages: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines()]
-    assert [message.get("ok") for message in messages[:2]] == [True, True]
-    assert text(messages[2:]) == b"hi\n"
+    assert messages[0]["ok"]
+    assert text(messages[1:]) == b"hi\n"
     assert bridge.returncode == 0
 
 
@@ -161,7 +159,7 @@ def test_a_running_turn_cannot_be_acknowledged(runner: RunningRunner) -> None:
 def test_the_containers_stop_ends_the_turn_with_an_exit_frame(runner: RunningRunner) -> None:
     runner.begin(runner.connect(), "t1", "trap '' TERM; setsid sleep 600 & echo $!; wait; sleep 600")
     watcher = runner.connect()
-    watcher.ask("turn.stream", turn="t1")
+    watcher.send("turn.stream", turn="t1")
     pid = int(watcher.line()["text"])
     assert runner.stop() == 0
     last = (runner.volume / "turns" / "t1" / "spool.jsonl").read_bytes().splitlines()[-1]
@@ -172,7 +170,7 @@ def test_the_containers_stop_ends_the_turn_with_an_exit_frame(runner: RunningRun
 def test_a_turn_that_was_running_when_the_runner_died_is_lost_and_still_streams(runner: RunningRunner) -> None:
     runner.begin(runner.connect(), "t1", "echo before; exec sleep 5")
     watcher = runner.connect()
-    watcher.ask("turn.stream", turn="t1")
+    watcher.send("turn.stream", turn="t1")
     watcher.line()
     runner.stop(signal.SIGKILL)
     with (runner.volume / "turns" / "t1" / "spool.jsonl").open("ab") as spool:
@@ -210,7 +208,12 @@ def test_an_agent_that_deletes_or_cuts_its_own_spool_still_gets_an_exit_frame(ru
     spool = runner.volume / "turns" / "t1" / "spool.jsonl"
     frames = runner.run("t1", f"echo one; sleep 0.3; : > {spool}; sleep 0.3; echo two; rm {spool}")
     assert frames[-1]["reason"] == "exit"
-    assert runner.connect().frames("t1")[-1]["reason"] == "exit"
+    late = runner.connect()
+    late.send("turn.stream", turn="t1")
+    lines = [late.reader.readline()]
+    while b'"ch":"exit"' not in lines[-1]:  # what the agent did to the lines before is the agent's affair
+        lines.append(late.reader.readline())
+    assert json.loads(lines[-1])["reason"] == "exit"
 
 
 def test_a_run_volume_that_cannot_be_written_is_named(runner: RunningRunner) -> None:

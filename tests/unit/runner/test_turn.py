@@ -124,7 +124,7 @@ def test_a_second_stop_does_not_wait_for_the_grace(runner: RunningRunner) -> Non
     connection = runner.connect()
     runner.begin(connection, "t1", "trap '' TERM; echo up; while :; do sleep 1; done", grace_s=3600)
     watcher = runner.connect()
-    assert watcher.ask("turn.stream", turn="t1")["ok"]
+    watcher.send("turn.stream", turn="t1")
     assert watcher.line()["text"] == "up\n"
     connection.ask("stop", turn="t1")
     connection.ask("stop", turn="t1")
@@ -136,7 +136,7 @@ def test_an_agent_may_end_well_when_it_is_interrupted(runner: RunningRunner) -> 
     connection = runner.connect()
     runner.begin(connection, "t1", "trap 'echo bye; exit 0' INT; echo up; while :; do sleep 0.1; done")
     watcher = runner.connect()
-    watcher.ask("turn.stream", turn="t1")
+    watcher.send("turn.stream", turn="t1")
     watcher.line()
     connection.ask("interrupt", turn="t1")
     frames = watcher.rest()
