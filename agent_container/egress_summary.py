@@ -1,0 +1,161 @@
+"""What a session's receipts amount to: the egress half of a record, and the events that a reader wants to see.
+
+Pure. Whether the receipts are genuine is for `agent_egress.receipts.verify_chain`; this counts whatever is there and
+raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+from agent_container.events import EgressDenied, EgressTripwire, Event
+from agent_container.records import Egress, HostCount, Refusal, Tripwire
+from agent_egress.receipts import ChainReport, parse_receipt
+
+TOP_HOSTS = 20
+MAX_REFUSALS = 100
+MAX_TRACKED = 5_000
+"""Distinct hosts and refusals that are counted one by one: an agent can invent names without end."""
+OTHERS = "(others)"
+
+Receipt = dict[str, object]
+
+
+@dataclass
+class _Counts:
+    receipts: int = 0
+    allowed: int = 0
+    denied: int = 0
+    lookups_denied: int = 0
+    dropped: int = 0
+    bytes: int = 0
+    hosts: dict[str, list[int]] = field(default_factory=dict)
+    refusals: dict[tuple[str, int | None, str, str], int] = field(default_factory=dict)
+    tripwires: list[Tripwire] = field(default_factory=list)
+
+
+def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None) -> Egress:
+    """The egress object of a record; `report` is what the chain's verification said."""
+    counts = _Counts()
+    for line in lines:
+        receipt = parse_receipt(line.removesuffix(b"\n"))
+        if receipt is not None:
+            _count(counts, receipt)
+    top = sorted(counts.hosts.items(), key=lambda row: (-sum(row[1]), row[0]))[:TOP_HOSTS]
+    refusals = sorted(counts.refusals.items(), key=lambda row: (-row[1], str(row[0])))[:MAX_REFUSALS]
+    return Egress(
+        receipts=counts.receipts,
+        decisions=counts.allowed + counts.denied,
+        allowed=counts.allowed,
+        denied=counts.denied,
+        lookups_denied=counts.lookups_denied,
+        packets_dropped=counts.dropped,
+        bytes=counts.bytes or None,
+        top_hosts=tuple(HostCount(host=host, allowed=yes, denied=no) for host, (yes, no) in top),
+        refusals=tuple(
+            Refusal(host=host, port=port, rule=rule, layer=layer, count=count)
+            for (host, port, rule, layer), count in refusals
+        ),
+        tripwires=tuple(counts.tripwires[:MAX_REFUSALS]),
+        chain_head=report.head if report and report.length else None,
+        chain_length=report.length if report else 0,
+        sealed=bool(report and report.sealed),
+        verified=_verified(report),
+    )
+
+
+def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
+    """An event for every refusal and tripwire among the receipts, in their order."""
+    for line in lines:
+        receipt = parse_receipt(line.removesuffix(b"\n"))
+        if receipt is None:
+            continue
+        at = _when(receipt)
+        refused = _refusal(receipt)
+        if refused is not None:
+            host, port, rule, layer = refused
+            yield EgressDenied(at=at, host=host, port=port, rule=rule, layer=layer, count=_number(receipt, "count", 1))
+        elif receipt["kind"] == "tripwire":
+            wire = _tripwire(receipt)
+            yield EgressTripwire(at=at, host=wire.host, detail=wire.detail)
+
+
+def _count(counts: _Counts, receipt: Receipt) -> None:
+    counts.receipts += 1
+    kind, times = receipt["kind"], _number(receipt, "count", 1)
+    counts.bytes += _number(receipt, "bytes", 0)
+    if kind == "decision":
+        allowed = receipt.get("action") == "allow"
+        counts.allowed += times if allowed else 0
+        counts.denied += 0 if allowed else times
+        host = _text(receipt, "host") or OTHERS
+        if host not in counts.hosts and len(counts.hosts) >= MAX_TRACKED:
+            host = OTHERS
+        counts.hosts.setdefault(host, [0, 0])[0 if allowed else 1] += times
+    elif kind == "lookup" and receipt.get("action") == "deny":
+        counts.lookups_denied += times
+    elif kind == "drop":
+        counts.dropped += times
+    elif kind == "tripwire":
+        counts.tripwires.append(_tripwire(receipt))
+    refused = _refusal(receipt)
+    if refused is not None:
+        key = (
+            refused
+            if refused in counts.refusals or len(counts.refusals) < MAX_TRACKED
+            else (OTHERS, None, "", refused[3])
+        )
+        counts.refusals[key] = counts.refusals.get(key, 0) + times
+
+
+def _refusal(receipt: Receipt) -> tuple[str, int | None, str, str] | None:
+    kind = receipt["kind"]
+    if kind == "drop":
+        port = receipt.get("port")
+        return (
+            _text(receipt, "address") or OTHERS,
+            port if isinstance(port, int) else None,
+            _text(receipt, "proto"),
+            "drop",
+        )
+    if kind not in ("decision", "lookup") or receipt.get("action") != "deny":
+        return None
+    port = receipt.get("port")
+    why = _text(receipt, "rule") or _text(receipt, "reason") or _text(receipt, "why")
+    host = _text(receipt, "host" if kind == "decision" else "name") or OTHERS
+    return host, port if isinstance(port, int) else None, why, str(kind)
+
+
+def _tripwire(receipt: Receipt) -> Tripwire:
+    known = {"seq", "t", "kind", "mac", "host", "prev"}
+    rest = "; ".join(f"{key} {value}" for key, value in receipt.items() if key not in known)
+    return Tripwire(host=_text(receipt, "host"), detail=rest[:512])
+
+
+def _verified(report: ChainReport | None) -> Literal["verified", "tampered", "unverifiable", "not-checked"]:
+    if report is None:
+        return "not-checked"
+    if report.status == "verified":
+        return "verified"
+    return "tampered" if report.status == "tampered" else "unverifiable"
+
+
+def _when(receipt: Receipt) -> datetime | None:
+    moment = receipt.get("t")
+    try:
+        return datetime.fromtimestamp(moment / 1000, UTC) if isinstance(moment, int) else None
+    except (OverflowError, OSError, ValueError):
+        return None
+
+
+def _text(receipt: Receipt, key: str) -> str:
+    value = receipt.get(key)
+    return value[:512] if isinstance(value, str) else ""
+
+
+def _number(receipt: Receipt, key: str, default: int) -> int:
+    value = receipt.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else default

@@ -1,0 +1,316 @@
+"""Whether a run's record is what was written: signature, digests, every link of the chain, its seal, the host's
+checkpoint, each dialled address explained, each decision decided again.
+
+Reads one record directory and nothing else; keys, checkpoint and further policies are parameters. Changed means
+tampered (5); what cannot be said for want of a key, a seal, a policy or the record itself is unverifiable (6), and
+nothing checked is never a success.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent_container.drain import RECEIPTS, RECORD, digest_tree, file_pieces
+from agent_container.errors import StoreError, Tampered, Unverifiable
+from agent_container.frames import split_lines
+from agent_container.manifest import MANIFEST, Manifest, key_fingerprint, parse_manifest, signature_fits
+from agent_container.records import RunRecord, parse_record
+from agent_container.store import VerifiedHead
+from agent_container.store.writer import read_file
+from agent_egress.identity import MAX_RECEIPT_BYTES
+from agent_egress.policy import Policy, PolicyError
+from agent_egress.receipts import ZERO_MAC, ChainReport, Checkpoint, parse_receipt, verify_chain
+from agent_egress.replay import reconcile, replay
+
+VERIFIED, TAMPERED, UNVERIFIABLE = 0, 5, 6
+EXTRA_CHAIN_LINE_BYTES = 64
+MAX_NAMED = 50
+
+Weight = Literal["tampered", "unverifiable"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong or cannot be said."""
+
+    weight: Weight
+    kind: str
+    where: str
+    """The file, or `receipts.jsonl:12`."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was looked at."""
+
+    files: int = 0
+    receipts: int = 0
+    replayed: int = 0
+    policies: int = 0
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """The verdict, everything that speaks against it, and what it rests on."""
+
+    run: str
+    exit_code: Literal[0, 5, 6]
+    findings: tuple[Finding, ...]
+    counts: Counts
+    head: VerifiedHead | None = None
+    """The chain's head when the chain verified: the next checkpoint."""
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        return {VERIFIED: "verified", TAMPERED: "tampered", UNVERIFIABLE: "cannot be verified"}[self.exit_code]
+
+
+def verify_run(
+    run_dir: Path,
+    *,
+    chain_key: bytes | None = None,
+    checkpoint: VerifiedHead | None = None,
+    policies: Mapping[str, bytes] | None = None,
+    host_key: bytes | None = None,
+    egress_only: bool = False,
+) -> VerifyResult:
+    """Checks one record directory.
+
+    Without `chain_key` the key in the manifest is used, which holds as far as the manifest's signature does.
+    `host_key` is this host's public half: without it, or with another's signature, nobody here vouches for the record.
+    `policies` adds to those in the record, by digest. `egress_only` leaves the other files' digests out.
+    """
+    return _Verification(
+        run_dir,
+        chain_key=chain_key,
+        checkpoint=checkpoint,
+        policies=policies or {},
+        host_key=host_key,
+        egress_only=egress_only,
+    ).run()
+
+
+class _Verification:
+    """One verification; findings gather as it goes."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        chain_key: bytes | None,
+        checkpoint: VerifiedHead | None,
+        policies: Mapping[str, bytes],
+        host_key: bytes | None,
+        egress_only: bool,
+    ) -> None:
+        self.dir = run_dir
+        self.chain_key = chain_key
+        self.checkpoint = checkpoint
+        self.policies = policies
+        self.host_key = host_key
+        self.egress_only = egress_only
+        self.findings: list[Finding] = []
+        self.files = self.receipts = self.replayed = 0
+        self.head: VerifiedHead | None = None
+
+    def run(self) -> VerifyResult:
+        """Manifest, files, chain, replay, in this order."""
+        try:
+            manifest = self._manifest()
+            if manifest is not None:
+                self._files(manifest)
+                self._record(manifest)
+                self._chain(manifest)
+        except StoreError as bad:
+            self._cannot("unreadable", str(self.dir), bad.message)
+        except Unverifiable as bad:
+            self._cannot("key-missing", RECEIPTS, bad.message)
+        except Tampered as bad:
+            self._tampered("policy", "policies", bad.message)
+        weights = {finding.weight for finding in self.findings}
+        code: Literal[0, 5, 6] = 5 if "tampered" in weights else 6 if weights else 0
+        return VerifyResult(
+            run=self.dir.name,
+            exit_code=code,
+            findings=tuple(self.findings),
+            counts=Counts(self.files, self.receipts, self.replayed, len(self.policies)),
+            head=self.head if code == VERIFIED else None,
+        )
+
+    def _manifest(self) -> Manifest | None:
+        if not self.dir.is_dir():
+            self._cannot("nothing-there", str(self.dir), "there is no record")
+            return None
+        body = read_file(self.dir / MANIFEST)
+        if body is None:
+            self._cannot("no-manifest", MANIFEST, "the record was never finished, or its manifest was removed")
+            return None
+        try:
+            manifest = parse_manifest(body)
+        except ValueError as bad:
+            self._tampered("manifest", MANIFEST, f"not a manifest: {bad}")
+            return None
+        if not signature_fits(manifest):
+            self._tampered("signature", MANIFEST, "the signature does not fit the manifest")
+        signer = base64.b64decode(manifest.host_key)
+        if self.host_key is None:
+            self._cannot("host-key-missing", MANIFEST, f"the host key {key_fingerprint(signer)} is not here")
+        elif signer != self.host_key:
+            theirs, ours = key_fingerprint(signer), key_fingerprint(self.host_key)
+            self._cannot("other-host", MANIFEST, f"signed by host key {theirs}, this host's is {ours}")
+        if manifest.run != self.dir.name:
+            self._tampered("wrong-place", MANIFEST, f"this is the record of run {manifest.run}")
+        return manifest
+
+    def _files(self, manifest: Manifest) -> None:
+        found = digest_tree(self.dir)
+        if self.egress_only:
+            found = {name: row for name, row in found.items() if name == RECEIPTS or name.startswith("policies/")}
+        self.files = len(found)
+        for name, row in found.items():
+            claimed = manifest.files.get(name)
+            if claimed is None:
+                self._tampered("extra-file", name, "it is not in the manifest")
+            elif claimed != row:
+                self._tampered("digest", name, f"{row.bytes} bytes with another digest, expected {claimed.bytes} bytes")
+        for name in manifest.files:
+            if name not in found and not (self.egress_only and name != RECEIPTS and not name.startswith("policies/")):
+                self._tampered("missing-file", name, "the manifest has it, the record has not")
+
+    def _record(self, manifest: Manifest) -> None:
+        body = read_file(self.dir / RECORD)
+        if body is None or self.egress_only:
+            return  # its absence is a finding of `_files`
+        try:
+            record: RunRecord = parse_record(body, origin=RECORD)
+        except StoreError as bad:
+            self._tampered("record", RECORD, "; ".join([bad.message, *bad.details[:3]]))
+            return
+        if record.host.run != manifest.run or record.host.session != manifest.chain.session:
+            self._tampered("record", RECORD, "it names another run or session than the manifest")
+        if record.host.egress.chain_head != manifest.chain.head:
+            self._tampered("record", RECORD, "it names another chain head than the manifest")
+
+    def _chain(self, manifest: Manifest) -> None:
+        key = self._key(manifest)
+        if key is None:
+            return
+        if not (self.dir / RECEIPTS).exists():
+            gone = "the host has verified receipts of this session, and they are gone"
+            if self.checkpoint or manifest.chain.length:
+                self._tampered("cut-tail", RECEIPTS, gone)
+            else:
+                self._cannot("nothing-there", RECEIPTS, "there are no receipts")
+            return
+        known = self.checkpoint
+        report = verify_chain(
+            self._lines(), key=key, checkpoint=Checkpoint(known.length, known.head) if known else None
+        )
+        self.receipts = sum(count for kind, count in report.counts.items() if "." not in kind)
+        for fault in report.faults[:MAX_NAMED]:
+            where = f"{RECEIPTS}:{fault.line}" if fault.line else RECEIPTS
+            self._find(
+                "unverifiable" if report.status == "unverifiable" else "tampered", fault.kind, where, fault.detail
+            )
+        if known and known.sealed and report.length != known.length:
+            self._tampered("behind-checkpoint", RECEIPTS, f"the chain was sealed at {known.length} receipts")
+        self._same_chain(manifest, report)
+        if not self.receipts and not report.faults:
+            self._cannot("nothing-there", RECEIPTS, "no receipt was verified")
+        if report.status == "verified":
+            self.head = VerifiedHead(manifest.chain.session, report.length, report.head, report.sealed)
+        self._replay(report)
+
+    def _key(self, manifest: Manifest) -> bytes | None:
+        published = None
+        if manifest.chain.key is not None:
+            try:
+                published = bytes.fromhex(manifest.chain.key)
+            except ValueError:
+                self._tampered("key", MANIFEST, "the chain key in it is no key")
+        if self.chain_key and published and published != self.chain_key:
+            self._tampered("key", MANIFEST, "the chain key in it is not the session's")
+        key = self.chain_key or published
+        if key is None:
+            self._cannot("key-missing", RECEIPTS, f"the chain key of session {manifest.chain.session} is missing")
+        return key
+
+    def _same_chain(self, manifest: Manifest, report: ChainReport) -> None:
+        claimed = manifest.chain
+        head = None if report.head == ZERO_MAC else report.head
+        if report.status != "tampered" and (claimed.head, claimed.length, claimed.sealed) != (
+            head,
+            report.length,
+            report.sealed,
+        ):
+            self._tampered("head", MANIFEST, f"it names a head at {claimed.length} receipts, found {report.length}")
+        opened = next(self._receipts(), None)
+        if opened is not None and opened.get("kind") == "open" and opened.get("session") != claimed.session:
+            self._tampered(
+                "wrong-session", f"{RECEIPTS}:1", f"these are the receipts of session {opened.get('session')}"
+            )
+
+    def _replay(self, report: ChainReport) -> None:
+        bodies = {**self._own_policies(), **self.policies}
+        parsed: dict[str, Policy] = {}
+        missing: set[str] = set()
+        for digest in report.digests:
+            body = bodies.get(digest)
+            try:
+                policy = Policy.parse(body) if body is not None else None
+            except PolicyError as bad:
+                self._tampered("policy", f"policies/{digest}", f"it cannot be read: {bad}")
+                continue
+            if policy is None:
+                missing.add(digest.removeprefix("sha256:")[:16])
+                self._cannot("policy-missing", "policies", f"the policy {digest} is not stored")
+            elif policy.digest != digest:
+                self._tampered("policy", f"policies/{digest}", f"its digest is {policy.digest}")
+            else:
+                parsed[digest] = policy
+        self.policies = {digest: bodies[digest] for digest in parsed}
+        repeatable = (row for row in self._receipts() if row.get("policy") not in missing)
+        for fault in (*replay(self._counted(repeatable), policies=parsed), *reconcile(self._receipts())):
+            self._tampered(fault.kind, f"receipt {fault.line}", fault.detail)
+
+    def _counted(self, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
+        for row in rows:
+            self.replayed += row.get("kind") in ("decision", "lookup")
+            yield row
+
+    def _own_policies(self) -> dict[str, bytes]:
+        directory = self.dir / "policies"
+        if not directory.is_dir():
+            return {}
+        found = {}
+        for path in sorted(directory.iterdir()):
+            body = read_file(path)
+            if body is not None:
+                found["sha256:" + path.name.removesuffix(".json")] = body
+        return found
+
+    def _lines(self) -> Iterator[bytes]:
+        limit = MAX_RECEIPT_BYTES + EXTRA_CHAIN_LINE_BYTES
+        for line in split_lines(file_pieces(self.dir / RECEIPTS), max_bytes=limit):
+            yield line.data + (b"\n" if line.ended else b"")
+
+    def _receipts(self) -> Iterator[dict[str, object]]:
+        for line in self._lines():
+            row = parse_receipt(line.removesuffix(b"\n"))
+            if row is not None:
+                yield row
+
+    def _tampered(self, kind: str, where: str, detail: str) -> None:
+        self._find("tampered", kind, where, detail)
+
+    def _cannot(self, kind: str, where: str, detail: str) -> None:
+        self._find("unverifiable", kind, where, detail)
+
+    def _find(self, weight: Weight, kind: str, where: str, detail: str) -> None:
+        self.findings.append(Finding(weight, kind, where, detail))
