@@ -1,6 +1,6 @@
-"""Repeated refusals become one counted receipt a second: an agent that hammers a closed door must neither fill the
-disk nor hide the one refusal that matters. The first of each kind in a window is written as it is. Pure: the clock is
-a parameter."""
+"""Repeated refusals become one counted receipt a second: an agent that hammers a closed door must neither fill the disk
+nor hide the one refusal that matters. The first of each kind in a window is written as it is. Pure: the clock is a
+parameter."""
 
 from __future__ import annotations
 
@@ -11,48 +11,66 @@ from agent_egress.receipts import Fields
 WINDOW_S = 1.0
 MAX_DISTINCT = 100
 """Different refusals written out a window; beyond it they are counted together by kind."""
+_COLLAPSED_KINDS = frozenset({"decision", "lookup"})
+_Key = tuple[tuple[str, str], ...]
 
 
 class Collapser:
     """Holds back repeats of refusals within a window, and gives them back as counted receipts when it is over."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[object, ...], Fields] = {}
-        self._repeats: dict[tuple[object, ...], int] = {}
+        self._seen: set[_Key] = set()
+        self._repeats: dict[_Key, tuple[Fields, int]] = {}
         self._others: dict[str, int] = {}
-        self._ends_at = 0.0
+        self._ends_at_s = 0.0
+        self._undo = (self._seen, self._repeats, self._others)
 
     @property
     def pending(self) -> bool:
         """Whether something is held back."""
         return bool(self._repeats or self._others)
 
+    def over(self, now_s: float) -> bool:
+        """Whether the window has ended, so that `flush` is due."""
+        return bool(self._seen) and now_s >= self._ends_at_s
+
     def sift(self, receipts: Sequence[Fields], *, now_s: float) -> list[Fields]:
-        """The receipts to write now, those of the window that is over first."""
-        found = self.flush() if now_s >= self._ends_at else []
-        for receipt in receipts:
-            if receipt.get("action") != "deny" or receipt.get("kind") not in {"decision", "lookup"}:
-                found.append(receipt)
-                continue
-            if not self._seen:
-                self._ends_at = now_s + WINDOW_S
-            key = tuple(sorted((k, str(v)) for k, v in receipt.items() if k not in {"client", "xaction"}))
-            kind = str(receipt["kind"])
-            if key in self._seen:
-                self._repeats[key] = self._repeats.get(key, 0) + 1
-            elif len(self._seen) < MAX_DISTINCT:
-                self._seen[key] = receipt
-                found.append(receipt)
-            else:
-                self._others[kind] = self._others.get(kind, 0) + 1
-        return found
+        """The receipts of a batch that are to be written now."""
+        self._undo = (self._seen, self._repeats, self._others)
+        if not any(_is_refusal(receipt) for receipt in receipts):
+            return list(receipts)
+        self._seen, self._repeats, self._others = set(self._seen), dict(self._repeats), dict(self._others)
+        if not self._seen:
+            self._ends_at_s = now_s + WINDOW_S
+        return [receipt for receipt in receipts if not _is_refusal(receipt) or self._is_new(receipt)]
+
+    def _is_new(self, receipt: Fields) -> bool:
+        key = tuple(sorted((name, str(value)) for name, value in receipt.items() if name != "client"))
+        if key in self._seen:
+            first, count = self._repeats.get(key, (receipt, 0))
+            self._repeats[key] = (first, count + 1)
+            return False
+        if len(self._seen) < MAX_DISTINCT:
+            self._seen.add(key)
+            return True
+        kind = str(receipt["kind"])
+        self._others[kind] = self._others.get(kind, 0) + 1
+        return False
+
+    def undo(self) -> None:
+        """The batch that was sifted last did not reach the disk, so it counts for nothing."""
+        self._seen, self._repeats, self._others = self._undo
 
     def flush(self) -> list[Fields]:
         """The counted receipts of what was held back; the window is over."""
-        found: list[Fields] = [{**self._seen[key], "count": count} for key, count in self._repeats.items()]
+        found: list[Fields] = [{**first, "count": count} for first, count in self._repeats.values()]
         found.extend(
-            {"kind": kind, "action": "deny", "collapsed": True, "count": count, "rule": "", "why": "many"}
-            for kind, count in self._others.items()
+            {"kind": kind, "action": "deny", "collapsed": True, "count": count} for kind, count in self._others.items()
         )
-        self._seen, self._repeats, self._others = {}, {}, {}
+        self._seen, self._repeats, self._others = set(), {}, {}
+        self._undo = (self._seen, self._repeats, self._others)
         return found
+
+
+def _is_refusal(receipt: Fields) -> bool:
+    return receipt.get("action") == "deny" and receipt.get("kind") in _COLLAPSED_KINDS

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from agent_egress.identity import CANARY_PORT, LOOPBACK4
-from agent_egress.policy import Policy, decide_lookup, decide_name, literal_address
+from agent_egress.names import literal_address
+from agent_egress.policy import Policy, decide_lookup, decide_name
 from agent_egress.receipts import MAX_FAULTS, Fault, Fields
 
 
