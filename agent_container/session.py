@@ -45,6 +45,36 @@ class SessionLimits(BaseModel):
     turns: int | None = None
 
 
+class MountUse(BaseModel):
+    """One mount of the agent's workspace, as the engine was given it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: Literal["bind", "volume"]
+    source: str
+    target: str
+
+
+class WorkspaceUse(BaseModel):
+    """What is needed to collect the work of a session, also by another process after a crash."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["bind", "clone"]
+    user: str
+    """`uid:gid` of the agent."""
+    mounts: tuple[MountUse, ...]
+    git_dir: str | None = None
+    """Where the private git directory lies in the container; none where the workspace holds its own."""
+    hide: tuple[str, ...] = ()
+    protect: tuple[str, ...] = ()
+    base: str | None = None
+    """The commit where the work began; none until the workspace is prepared."""
+    head: str | None = None
+    """The project's own last commit then."""
+    carried: bool = False
+
+
 class SessionState(BaseModel):
     """What the host knows of one session. `updated` makes the next value; nothing is changed in place."""
 
@@ -72,7 +102,7 @@ class SessionState(BaseModel):
     """(role, image digest)."""
     agent: str = ""
     task: str | None = None
-    workspace_mode: Literal["bind", "clone"] | None = None
+    workspace: WorkspaceUse | None = None
     limits: SessionLimits = Field(default_factory=SessionLimits)
     decoys: tuple[tuple[str, str], ...] = ()
     """(credential name, decoy): placeholders that the sandbox sees, worth nothing outside it."""

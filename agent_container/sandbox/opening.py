@@ -12,14 +12,14 @@ A failure anywhere starts nothing further; the caller closes what is there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_container.engine.docker import COMPOSE_FILE
 from agent_container.engine.posture import check_container
-from agent_container.engine.protocol import ContainerState, Created, Engine, ExecResult, Once, Report
+from agent_container.engine.protocol import ContainerState, Created, Engine, Report
 from agent_container.errors import EngineError, SidecarError
 from agent_container.render.compose import FILES_TARGET, render_compose
 from agent_container.sandbox.control import Ready, SealedCredential, SidecarControl
@@ -39,7 +39,8 @@ class Opening:
     state: SessionState
     chain_key: bytes
     credentials: tuple[SealedCredential, ...]
-    prepare: tuple[Once, ...]
+    prepare: Callable[[], None]
+    """Fills the workspace; runs while the sidecar starts, and has ended before the agent's container does."""
     deadline_s: float | None
 
 
@@ -49,7 +50,6 @@ class Opened:
 
     state: SessionState
     ready: Ready
-    prepared: tuple[ExecResult, ...]
     posture: tuple[str, ...]
     """Names of the checks that were made."""
 
@@ -65,11 +65,11 @@ def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Repo
     checked = _check_both(engine, stack, created, files_dir=str(directory / "etc"))
     report("Created the sandbox")
     with ThreadPoolExecutor(max_workers=1) as pool:
-        preparing = pool.submit(_prepare, engine, opening.prepare)
+        preparing = pool.submit(opening.prepare)
         ready = _start_sidecar(engine, created.egress, opening)
         state = store.sessions.save(state.updated(phase=Phase.OPENED, policy_digest=ready.policy_digest))
         report("Started the egress sidecar; its rules are loaded and verified")
-        prepared = preparing.result()
+        preparing.result()
     control = SidecarControl(engine, created.egress)
     if opening.deadline_s is not None:
         control.deadline(opening.deadline_s)
@@ -77,7 +77,7 @@ def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Repo
         control.put_credentials(opening.credentials)
     engine.start(created.agent)
     _check_joined(engine, created)
-    return Opened(state=state, ready=ready, prepared=prepared, posture=checked)
+    return Opened(state=state, ready=ready, posture=checked)
 
 
 def write_stack(store: Store, stack: Stack) -> Path:
@@ -86,10 +86,6 @@ def write_stack(store: Store, stack: Stack) -> Path:
     directory = etc.parent
     store.writer.write(directory / COMPOSE_FILE, render_compose(stack, files_dir=str(etc)).encode())
     return directory
-
-
-def _prepare(engine: Engine, jobs: Sequence[Once]) -> tuple[ExecResult, ...]:
-    return tuple(engine.run_once(job) for job in jobs)
 
 
 def _start_sidecar(engine: Engine, container: str, opening: Opening) -> Ready:
