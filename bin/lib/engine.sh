@@ -206,7 +206,7 @@ mount_cgroups() {
     if ! mountpoint -q /sys/fs/cgroup; then
         if awk '!/^#/ && $2 != 0 { found = 1 } END { exit !found }' /proc/cgroups; then
             mount -t tmpfs -o mode=755 cgroup /sys/fs/cgroup || die "/sys/fs/cgroup cannot be mounted: is this container privileged?"
-            for controller in $(awk '!/^#/ && $4 == 1 { print $1 }' /proc/cgroups); do
+            for controller in $(awk '!/^#/ && $2 != 0 { print $1 }' /proc/cgroups); do
                 mkdir -p "/sys/fs/cgroup/$controller"
                 mount -t cgroup -o "$controller" cgroup "/sys/fs/cgroup/$controller" || rmdir "/sys/fs/cgroup/$controller"
             done
