@@ -32,6 +32,9 @@ LOOPBACK6 = "::1"
 CANARY_HOST = "canary.agent-container.invalid"
 """Answered by the filter itself with 127.0.0.1; `.invalid` (RFC 6761) never exists elsewhere."""
 
+HEALTH_HOST = "health.agent-container.invalid"
+"""squid refuses it and unbound knows it without asking anyone: the watchdog tells hung daemons by it."""
+
 # Rendered on the host, mounted read-only.
 CONFIG_DIR = "/etc/agent-egress"
 SESSION_FILE = "/etc/agent-egress/session.json"
@@ -46,6 +49,8 @@ RUN_DIR = "/run/egress"
 CONTROL_SOCKET = "/run/egress/control.sock"
 POLICY_FILE = "/run/egress/policy.json"
 HEALTHY_FILE = "/run/egress/healthy"
+UPSTREAM_ROOTS_FILE = "/run/egress/upstream-roots.pem"
+PRIVATE_DOMAINS_FILE = "/run/egress/unbound-private.conf"
 AUDIT_DIR = "/run/audit"
 AUDIT_SOCKET = "/run/audit/audit.sock"
 POLICY_DIR = "/run/policy"
@@ -53,6 +58,8 @@ POLICY_SOCKET = "/run/policy/policy.sock"
 SQUID_DIR = "/run/squid"
 UNBOUND_DIR = "/run/unbound"
 CA_KEY_DIR = "/run/ca"
+CA_KEY_FILE = "/run/ca/session.key"
+PUBLIC_ROOTS_FILE = "/etc/ssl/certs/ca-certificates.crt"
 
 # volumes
 RECEIPTS_DIR = "/var/lib/egress"

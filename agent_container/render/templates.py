@@ -1,0 +1,58 @@
+"""The only door to jinja2: foreign text (squid, unbound, nftables) from templates and values that cannot break out of it.
+
+A template sees nothing but the values of one call, every one of them a word of a fixed alphabet or a tuple of such
+words; an undefined name is an error. What the values mean is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from agent_container.resources import data_dir
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+# Names, addresses, paths, networks, squid's %-codes and lists of them. No quote, no newline, no `;`, `{`, `}`, `#` or `$`
+# outside squid's own codes: none of the three languages can be left with what remains.
+_WORD = re.compile(r"[A-Za-z0-9_./:%>{}\[\]=, -]*", re.ASCII)
+_BRACES = re.compile(r"%(?:note|>)?\{[A-Za-z0-9_-]{1,64}\}|%\{|%>\{")
+
+Value = str | int | bool | tuple[str, ...]
+
+
+class UnsafeValue(ValueError):
+    """A value that could end the statement it stands in; a bug of the caller, never a user's mistake."""
+
+
+def render_template(name: str, values: Mapping[str, Value]) -> str:
+    """The text of `templates/<name>` with `values`.
+
+    Raises:
+        UnsafeValue: for a value outside the alphabet.
+    """
+    for key, value in values.items():
+        for word in (value,) if not isinstance(value, tuple) else value:
+            _check(key, word)
+    return _environment().get_template(name).render(**values)
+
+
+def _check(key: str, word: str | int | bool) -> None:
+    text = str(word)
+    if not _WORD.fullmatch(text) or re.search(r"[{}]", _BRACES.sub("", text)):
+        raise UnsafeValue(f"{key}: {text[:80]!r} cannot stand in a rendered file")
+
+
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(data_dir() / "templates"),
+        undefined=StrictUndefined,
+        autoescape=False,  # noqa: S701 - not HTML; the alphabet above is what keeps values inside their statement
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

@@ -1,0 +1,130 @@
+"""Build step of the sidecar image: copies the programs that run inside the boundary, what they load, and nothing else.
+
+It runs in the build stage, on any Debian-based image; the final image is empty but for its output. No file keeps a setuid
+or setgid bit. What the programs may do at run time is the supervisor's affair.
+"""
+
+from __future__ import annotations
+
+import compileall
+import grp
+import os
+import py_compile
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAMS = (
+    "/usr/sbin/squid",
+    "/usr/lib/squid/security_file_certgen",
+    "/usr/lib/squid/unlinkd",  # never started, but squid refuses a configuration without it
+    "/usr/sbin/unbound",
+    "/usr/sbin/nft",
+    "/usr/bin/openssl",
+    "/usr/bin/python3",
+    "/usr/bin/setpriv",
+    "/usr/bin/test",
+)
+TREES = ("/usr/share/squid/icons", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/squid/mime.conf", "/etc/ssl/openssl.cnf")
+PACKAGE = "usr/lib/python3/dist-packages/agent_egress"
+ERRORS = "usr/share/agent-egress/errors"
+
+
+def libraries(program: Path) -> set[Path]:
+    """The shared libraries that the loader would map for `program`."""
+    listing = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False).stdout
+    return {Path(found) for found in re.findall(r"(/\S+)(?= \(0x)", listing)}
+
+
+def copy(source: Path, out: Path) -> None:
+    """Copies a file to its own path below `out`; a link stays a link and what it points at follows."""
+    target = out / _merged(source).relative_to("/")
+    if target.exists() or target.is_symlink():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+        copy(source.parent / source.readlink(), out)
+        return
+    shutil.copyfile(source, target)
+    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+def _merged(path: Path) -> Path:
+    """`path` with its directory resolved: Debian's /lib and /lib64 are links into /usr."""
+    return path.parent.resolve() / path.name
+
+
+def copy_tree(top: Path, out: Path) -> None:
+    """Copies a file or a whole directory."""
+    for path in [top] if not top.is_dir() else sorted(top.rglob("*")):
+        if path.is_file() or path.is_symlink():
+            copy(path, out)
+
+
+def identities(package: Path) -> dict[int, str]:
+    """uid to account name of the daemons, read from the package itself."""
+    sys.path.insert(0, str(package.parent))
+    from agent_egress.identity import UID_NAMES  # noqa: PLC0415
+
+    return dict(UID_NAMES)
+
+
+def accounts(out: Path, names: dict[int, str]) -> None:
+    """Writes passwd and group: squid looks its own account up and refuses to start without it."""
+    for uid, name in names.items():
+        for taken in (lambda u: pwd.getpwuid(u), lambda u: grp.getgrgid(u)):
+            try:
+                taken(uid)
+            except KeyError:
+                continue
+            raise SystemExit(f"uid or gid {uid} of {name} is taken in the base image")
+    entries = {0: "root", **names, 65534: "nobody"}
+    etc = out / "etc"
+    etc.mkdir(exist_ok=True)
+    passwd = "".join(f"{name}:x:{uid}:{uid}::/nonexistent:/nonexistent\n" for uid, name in entries.items())
+    (etc / "passwd").write_text(passwd)
+    (etc / "group").write_text("".join(f"{name}:x:{uid}:\n" for uid, name in entries.items()))
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+
+
+def main(out: Path) -> None:
+    """Fills `out` with the file system of the image."""
+    for link in ("bin", "sbin", "lib", "lib64"):
+        if Path("/", link).is_symlink():
+            (out / "usr" / link).mkdir(parents=True, exist_ok=True)
+            (out / link).symlink_to(f"usr/{link}")
+    for program in map(Path, PROGRAMS):
+        copy(program, out)
+    for tree in TREES:
+        copy_tree(Path(tree), out)
+    version = f"python3.{sys.version_info.minor}"
+    copy_tree(Path("/usr/lib", version), out)
+    shutil.copytree("/usr/share/squid/errors/templates", out / ERRORS)
+    shutil.copytree("/build/errors", out / ERRORS, dirs_exist_ok=True)
+    shutil.copytree("/build/agent_egress", out / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    # The root file system is read-only at run time: without compiled code every start would compile again.
+    compileall.compile_dir(
+        str(out / PACKAGE),
+        quiet=1,
+        stripdir=str(out),
+        prependdir="/",
+        invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+    )
+    loaders = [path for path in out.rglob("*") if path.is_file() and (os.access(path, os.X_OK) or ".so" in path.name)]
+    for library in sorted({found for program in loaders for found in libraries(program)}):
+        copy(library, out)
+    accounts(out, identities(Path("/build/agent_egress")))
+    for directory in ("tmp", "run", "proc", "sys", "dev", "etc/agent-egress", "var/lib/egress", "var/lib/egress-ca", "var/log/squid"):
+        (out / directory).mkdir(parents=True, exist_ok=True)
+    for path in out.rglob("*"):
+        if not path.is_symlink() and path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
+            raise SystemExit(f"setuid or setgid: {path}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
