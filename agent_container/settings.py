@@ -96,7 +96,7 @@ class Settings(_Part):
     network: Annotated[NetworkSettings, BeforeValidator(lambda v: {} if v is None else v)] = NetworkSettings()
     """The Docker networks that sidecars leave by."""
     build_ca: Annotated[str, _choice_or_path("auto", "off")] = "auto"
-    """Certificates for image builds behind a proxy that opens TLS: found by itself (`auto`), none (`off`), or a file."""
+    """Certificates for image builds behind a proxy that opens TLS: found (`auto`), none (`off`), or a PEM file."""
 
 
 def parse_settings(data: bytes, *, path: Path) -> Settings:
@@ -126,7 +126,7 @@ def load_settings(path: Path) -> Settings:
 
 
 def host_resolvers(resolv_conf: Path = RESOLV_CONF, behind_stub: Path = SYSTEMD_RESOLV_CONF) -> tuple[str, ...]:
-    """The resolvers that this host asks and a container can reach; behind a loopback stub, the stub's. May be empty."""
+    """The resolvers of this host that a container can reach; behind a loopback stub, the stub's. May be empty."""
     listed = _nameservers(resolv_conf)
     usable = tuple(text for text in listed if not ip_address(text).is_loopback)
     if usable or not listed:

@@ -1,0 +1,227 @@
+"""A named secret and the binding sealed with it: to which host, port, method, path and header the sidecar may add it.
+
+The binding is the user's word, given when they set the credential; a spec can only narrow it. What `encode` gives holds
+the secret and goes to the store's seal and nowhere else. Errors never hold a secret, whatever was wrong with it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from dataclasses import dataclass, replace
+from typing import Annotated, NoReturn
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from agent_container.credential_kinds import KINDS
+from agent_container.environment import check_env_name
+from agent_container.errors import SpecError, StoreError, UsageError
+from agent_container.spec import CredentialUse
+from agent_container.spec_types import parse_slug
+from agent_egress.policy import PolicyError
+from agent_egress.rules import Binding as PolicyBinding
+from agent_egress.rules import Policy
+
+MAX_SECRET_BYTES = 16 * 1024
+
+
+class SecretBytes:
+    """Bytes that are never printed: not in a repr, a traceback, a JSON dump or a format string."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def reveal(self) -> bytes:
+        """The bytes themselves."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "SecretBytes(hidden)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretBytes) and hmac.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return hash(SecretBytes)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not pickled")
+
+
+class Binding(BaseModel):
+    """Where a credential may be used: exactly these hosts and port, methods, path templates, header and formats."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    hosts: tuple[str, ...]
+    port: int = 443
+    methods: tuple[str, ...]
+    paths: tuple[str, ...]
+    """Templates: `*` is one segment, a last `**` any rest."""
+    header: str
+    formats: tuple[str, ...]
+    """`{}` stands for the secret: `Bearer {}`, `token {}`, `Basic b64(USER:{})`."""
+    env: tuple[Annotated[str, AfterValidator(check_env_name)], ...] = ()
+    """Variables that hold the placeholder in the sandbox."""
+
+    def rows(self, name: str) -> tuple[PolicyBinding, ...]:
+        """The binding as rows of the sidecar's policy, one for each host and format."""
+        return tuple(
+            PolicyBinding(name, host, self.port, self.methods, self.paths, self.header, form)
+            for host in self.hosts
+            for form in self.formats
+        )
+
+
+@dataclass(frozen=True)
+class Credential:
+    """One entry of the sealed store."""
+
+    name: str
+    kind: str
+    secret: SecretBytes
+    binding: Binding
+
+    def encode(self) -> bytes:
+        """JSON with the secret in it: for sealing only."""
+        document = {
+            "version": 1,
+            "name": self.name,
+            "kind": self.kind,
+            "secret": self.secret.reveal().decode("ascii"),
+            "binding": self.binding.model_dump(mode="json"),
+        }
+        return json.dumps(document, sort_keys=True).encode("ascii")
+
+
+def parse_credential(body: bytes, *, name: str) -> Credential:
+    """The credential that `encode` wrote. Raises: StoreError naming `name` and nothing of the content."""
+    try:
+        row = json.loads(body)
+        if row["version"] != 1 or row["name"] != name or row["kind"] not in KINDS:
+            raise ValueError
+        secret, _ = read_secret(row["secret"].encode("ascii"))
+        return Credential(name, row["kind"], secret, Binding.model_validate(row["binding"]))
+    except (ValueError, KeyError, TypeError, AttributeError, UsageError):
+        raise StoreError(
+            f"the credential {name} is not in a form that this version reads",
+            hint=f"agent-container credential set {name}",
+        ) from None
+
+
+def read_secret(raw: bytes) -> tuple[SecretBytes, str | None]:
+    """The secret in what the user gave, and a notice when a line end was cut off. Raises: UsageError."""
+    value = raw.removesuffix(b"\n").removesuffix(b"\r")
+    notice = "a line end at the end of the secret was left out" if value != raw else None
+    if not value:
+        raise UsageError("the secret is empty")
+    if len(value) > MAX_SECRET_BYTES:
+        raise UsageError(f"the secret has {len(value)} bytes; the most is {MAX_SECRET_BYTES}")
+    if b"\n" in value or b"\r" in value:
+        raise UsageError("the secret has a line end inside: it would end the header that carries it")
+    bad = next((index for index, byte in enumerate(value) if not 0x20 <= byte < 0x7F), None)
+    if bad is not None:
+        raise UsageError(f"byte {bad + 1} of the secret is not printable ASCII, so no header can carry it")
+    if value != value.strip():
+        raise UsageError("the secret begins or ends with a space")
+    return SecretBytes(value), notice
+
+
+def bind(
+    kind: str,
+    *,
+    hosts: tuple[str, ...] | None = None,
+    port: int | None = None,
+    methods: tuple[str, ...] | None = None,
+    paths: tuple[str, ...] | None = None,
+    header: str | None = None,
+    formats: tuple[str, ...] | None = None,
+    env: tuple[str, ...] | None = None,
+) -> Binding:
+    """The binding of a new credential: the kind's, with what the user says instead. Raises: UsageError."""
+    row = KINDS.get(kind)
+    if row is None:
+        raise UsageError(f"no kind of credential is called {kind!r}", details=[f"known: {', '.join(KINDS)}"])
+    binding = {
+        "hosts": _or(hosts, row.hosts),
+        "port": row.port if port is None else port,
+        "methods": _or(methods, row.methods),
+        "paths": _or(paths, row.paths),
+        "header": row.header if header is None else header,
+        "formats": _or(formats, row.formats),
+        "env": _or(env, row.env),
+    }
+    return _checked(kind, binding)
+
+
+def _or(given: tuple[str, ...] | None, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    return otherwise if given is None else given
+
+
+def _checked(kind: str, values: dict[str, object]) -> Binding:
+    """The binding, in the words of the sidecar, which is what enforces it."""
+    missing = [f"{key} are missing" for key in ("hosts", "methods", "paths", "formats") if not values[key]]
+    if missing:
+        raise UsageError(f"a credential of kind {kind} needs to know where it may be used", details=missing)
+    try:
+        binding = Binding.model_validate(values)
+        policy = Policy.parse(Policy(credentials=binding.rows("new")).encode())
+    except PolicyError as error:
+        raise UsageError("the credential cannot be bound so", details=sorted(set(error.problems))) from None
+    except ValidationError as error:
+        details = [f"{'.'.join(map(str, row['loc']))}: {row['msg']}" for row in error.errors(include_input=False)]
+        raise UsageError("the credential cannot be bound so", details=details) from None
+    hosts = tuple(dict.fromkeys(row.host for row in policy.credentials))
+    return binding.model_copy(update={"hosts": hosts})
+
+
+def new_credential(name: str, kind: str, *, secret: SecretBytes, binding: Binding) -> Credential:
+    """A credential under a name that files and the spec can carry. Raises: UsageError."""
+    try:
+        return Credential(parse_slug(name), kind, secret, binding)
+    except ValueError as error:
+        raise UsageError(f"{name!r} cannot name a credential: {error}") from None
+
+
+def narrow(binding: Binding, use: CredentialUse) -> Binding:
+    """The part of `binding` that a spec's entry leaves. Raises: SpecError naming everything that would widen it."""
+    beyond = [
+        *(f"host {host}" for host in use.hosts or () if host not in binding.hosts),
+        *(f"method {method}" for method in use.methods or () if method not in binding.methods),
+        *(f"path {path}" for path in use.paths or () if not any(covers(outer, path) for outer in binding.paths)),
+    ]
+    if beyond:
+        raise SpecError(
+            f"credential {use.name}: the spec asks for more than it is bound to",
+            details=[f"not in its binding: {what}" for what in beyond],
+            hint=f"agent-container credential show {use.name}",
+        )
+    return binding.model_copy(
+        update={
+            "hosts": _or(use.hosts, binding.hosts),
+            "methods": _or(use.methods, binding.methods),
+            "paths": _or(use.paths, binding.paths),
+            "env": (use.env,) if use.env else binding.env,
+        }
+    )
+
+
+def covers(outer: str, inner: str) -> bool:
+    """Whether every path that the template `inner` matches is matched by `outer` too."""
+    wide, thin = outer.split("/"), inner.split("/")
+    if wide[-1] == "**":
+        head = wide[:-1]
+        deep_enough = len(thin) > len(head) and thin[len(head)] != ""
+        return deep_enough and all(_covers_segment(w, t) for w, t in zip(head, thin, strict=False))
+    return len(wide) == len(thin) and all(_covers_segment(w, t) for w, t in zip(wide, thin, strict=True))
+
+
+def _covers_segment(wide: str, thin: str) -> bool:
+    return wide == thin or (wide == "*" and thin not in ("**", ""))
+
+
+def rotated(credential: Credential, secret: SecretBytes) -> Credential:
+    """The same credential with another secret."""
+    return replace(credential, secret=secret)

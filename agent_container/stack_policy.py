@@ -1,0 +1,127 @@
+"""The policy in force for one sandbox, with the origin of every rule: the spec's, the agent's, a credential's.
+
+Pure. The floors stand in `agent_egress` and hold whatever is planned here; live rules (`egress allow`) come later, from
+the commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from agent_container.credentials import Binding, Credential, narrow
+from agent_container.errors import SpecError, UsageError
+from agent_container.spec import CredentialUse, EgressRule, OwnAgent, ProjectSpec
+from agent_egress.policy import Policy, PolicyError, Rule, decide_name
+
+
+@dataclass(frozen=True)
+class GrantedCredential:
+    """A credential of the store as far as one project may use it."""
+
+    name: str
+    kind: str
+    binding: Binding
+
+
+def granted_credentials(
+    spec: ProjectSpec, store: Iterable[Credential], *, implied: str | None = None
+) -> tuple[GrantedCredential, ...]:
+    """What the spec names and the agent implies (`implied` is a kind), each narrowed as the spec says.
+
+    The agent's own is the one of that kind that the spec names, else the one called like the kind, else the only one.
+    Raises: UsageError naming all that is missing; SpecError for an entry that would widen.
+    """
+    known = {credential.name: credential for credential in store}
+    uses = list(spec.credentials)
+    if implied is not None and not any(use.name in known and known[use.name].kind == implied for use in uses):
+        uses.append(CredentialUse(name=_implied_name(known, implied)))
+    missing = [use.name for use in uses if use.name not in known]
+    if missing:
+        raise UsageError(
+            f"no credential is stored as {', '.join(missing)}",
+            hint=f"agent-container credential set {missing[0]}",
+        )
+    return tuple(
+        GrantedCredential(use.name, known[use.name].kind, narrow(known[use.name].binding, use)) for use in uses
+    )
+
+
+def _implied_name(known: dict[str, Credential], kind: str) -> str:
+    if kind in known:
+        return kind
+    of_kind = [credential.name for credential in known.values() if credential.kind == kind]
+    if len(of_kind) > 1:
+        names = ", ".join(sorted(of_kind))
+        raise UsageError(
+            f"several credentials of kind {kind}: {names}", hint="name one under `credentials:` in the spec"
+        )
+    return of_kind[0] if of_kind else kind
+
+
+def effective_policy(
+    spec: ProjectSpec,
+    *,
+    agent_hosts: Sequence[str] = (),
+    credentials: Sequence[GrantedCredential] = (),
+    host_addresses: Sequence[str] = (),
+) -> Policy:
+    """The policy of a sandbox. `agent_hosts` are the profile's; those of an own agent are read from the spec.
+
+    Raises: SpecError when the sidecar would not take the policy.
+    """
+    own, profile_hosts = (spec.agent.hosts, ()) if isinstance(spec.agent, OwnAgent) else ((), agent_hosts)
+    rules = (
+        *_allow(spec, spec.egress.allow, "egress.allow"),
+        *(
+            Rule("deny", pattern, origin=_origin(spec, f"egress.deny[{index}]"))
+            for index, pattern in enumerate(spec.egress.deny)
+        ),
+        *_allow(spec, own, "agent.hosts"),
+        *(Rule("allow", host, origin=f"agent {spec.agent_name}") for host in profile_hosts),
+        *(
+            Rule("allow", host, ports=(granted.binding.port,), origin=f"credential {granted.name}")
+            for granted in credentials
+            for host in granted.binding.hosts
+        ),
+    )
+    policy = Policy(
+        rules=rules,
+        allow_metadata=spec.egress.allow_metadata,
+        host_addresses=tuple(host_addresses),
+        credentials=tuple(row for granted in credentials for row in granted.binding.rows(granted.name)),
+    )
+    try:
+        return Policy.parse(policy.encode())
+    except PolicyError as error:
+        raise SpecError("the egress sidecar would not take this policy", details=error.problems) from None
+
+
+def _allow(spec: ProjectSpec, rules: Sequence[EgressRule], path: str) -> Iterable[Rule]:
+    for index, rule in enumerate(rules):
+        yield Rule("allow", rule.host, rule.ports, rule.addresses, _origin(spec, f"{path}[{index}]"))
+
+
+def _origin(spec: ProjectSpec, path: str) -> str:
+    line = spec.line_of(path)
+    return f"spec {path}" if line is None else f"spec {path} line {line}"
+
+
+def contradictions(policy: Policy) -> tuple[str, ...]:
+    """Hosts that the agent or a credential needs and another rule closes, in words: said before a run fails by them."""
+    found = []
+    for rule in policy.rules:
+        if rule.action != "allow" or rule.origin.startswith("spec ") or rule.pattern.startswith("*"):
+            continue
+        decision = decide_name(policy, rule.pattern, rule.ports[0])
+        if not decision.allowed:
+            found.append(f"{rule.origin} needs {rule.pattern}, which {decision.origin or 'the floor'} closes")
+    return tuple(dict.fromkeys(found))
+
+
+def with_live_rules(policy: Policy, rules: Iterable[Rule]) -> Policy:
+    """The policy with rules that were added while it was in force. Raises: UsageError."""
+    try:
+        return Policy.parse(replace(policy, rules=(*policy.rules, *rules)).encode())
+    except PolicyError as error:
+        raise UsageError("the egress sidecar would not take this rule", details=error.problems) from None
