@@ -1,0 +1,314 @@
+"""The records of runs: which there are, what one says, its events, its verification, and their removal.
+
+Reads the store alone: none of it needs an engine, and a record can be read long after its containers are gone. Runs
+that are under way, or that nobody finished, are told from their sessions.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+from agent_container.commands.context import Context
+from agent_container.drain import EVENTS, RAW, RECORD, file_pieces
+from agent_container.errors import AgentContainerError, NotRunning, StoreError, Unverifiable, UsageError
+from agent_container.events import Event, Evidence, parse_event
+from agent_container.frames import split_lines
+from agent_container.project import find_project
+from agent_container.records import RunRecord, parse_record
+from agent_container.session import SessionState
+from agent_container.store import RunPlace, Store
+from agent_container.store.writer import read_file
+from agent_container.verify import VERIFIED, VerifyResult, verify_run
+
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+MAX_WARNINGS = 50
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """One line of `runs ls`."""
+
+    run: str
+    project: str
+    project_id: str
+    agent: str
+    state: str
+    """An outcome, or `running`, `orphaned` (nobody drives it any more), `unreadable`."""
+    started: datetime | None
+    duration_s: float | None
+    denied: int
+    verified: str
+    task: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunDetail:
+    """What `runs show` says of one run."""
+
+    run: str
+    path: Path
+    record: RunRecord
+    warnings: tuple[str, ...]
+    """Lines that could not be read, files that were refused, records that were lost."""
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What `rm` and `prune` removed."""
+
+    runs: tuple[str, ...]
+    kept: tuple[str, ...] = ()
+    """Runs that were left, with the reason."""
+
+
+def project_here(context: Context) -> str:
+    """The project id of the directory where the user stands."""
+    return find_project(context.directory, context.spec_path).id
+
+
+def list_runs(context: Context, *, everywhere: bool = False) -> tuple[RunRow, ...]:
+    """Runs, newest first: of the project here, or of all."""
+    project_id = None if everywhere else project_here(context)
+    store = context.store
+    places = store.runs.list(project_id)
+    recorded = {place.run_id for place in places}
+    rows = [_recorded_row(place) for place in places]
+    for session in store.sessions.list(project_id, closed=True):
+        if session.kind == "run" and session.id not in recorded:
+            rows.append(_session_row(store, session))
+    return tuple(sorted(rows, key=lambda row: row.run, reverse=True))
+
+
+def resolve_run(context: Context, run: str | None) -> RunPlace:
+    """The record that `run` names: an id or its beginning, here or anywhere; the newest of this project for None.
+
+    Raises UsageError, and NotRunning for a run that is still under way.
+    """
+    store, here = context.store, project_here(context)
+    if run is None:
+        return store.runs.resolve(None, project_id=here)
+    try:
+        return store.runs.resolve(run, project_id=here)
+    except UsageError as unknown:
+        if not run:
+            raise UsageError("an empty run id", hint="agent-container runs ls") from unknown
+        under_way = [state.id for state in store.sessions.list() if state.kind == "run" and state.id.startswith(run)]
+        try:
+            return store.runs.resolve(run)
+        except UsageError:
+            if not under_way:
+                raise
+            raise _no_record_yet(store, under_way[0]) from unknown
+
+
+def show_run(context: Context, run: str | None) -> RunDetail:
+    """One run's record, and everything about it that its reader should know first."""
+    place = resolve_run(context, run)
+    record = load_record(place)
+    return RunDetail(run=place.run_id, path=place.path, record=record, warnings=tuple(_warnings(place, record)))
+
+
+def run_events(context: Context, run: str | None) -> Iterator[Event]:
+    """The events of a finished run, in their order; an event of a newer version is passed over."""
+    return read_events(resolve_run(context, run))
+
+
+def run_raw(context: Context, run: str | None) -> Iterator[bytes]:
+    """The agent's raw stream as the runner kept it, frames one a line. Raises NotRunning when there is none."""
+    place = resolve_run(context, run)
+    if not (place.path / RAW).is_file():
+        raise NotRunning(f"run {place.run_id} has no {RAW}", hint=f"agent-container runs show {place.run_id}")
+    return file_pieces(place.path / RAW)
+
+
+def verify_record(context: Context, run: str | None, *, egress_only: bool = False) -> VerifyResult:
+    """Verifies a run's record with this host's keys, and moves its checkpoint forward when it holds."""
+    place, store = resolve_run(context, run), context.store
+    record_session = place.run_id  # a run has a session of its own, of the same id
+    try:
+        chain_key = store.sessions.load_chain_key(record_session)
+    except Unverifiable:
+        chain_key = None  # the manifest of a sealed run holds it too
+    result = verify_run(
+        place.path,
+        chain_key=chain_key,
+        checkpoint=store.checkpoints.load(record_session),
+        policies=_stored_policies(store, place),
+        host_key=store.host_key.published(),
+        egress_only=egress_only,
+    )
+    if result.exit_code == VERIFIED and result.head is not None:
+        store.checkpoints.advance(result.head)
+    return result
+
+
+def remove_runs(context: Context, runs: tuple[str, ...]) -> Removed:
+    """Removes records for good; all names are resolved before the first goes."""
+    places = [resolve_run(context, run) for run in runs]
+    return _remove(context.store, places)
+
+
+def prune_runs(context: Context, *, older_than: timedelta, keep: int = 0, everywhere: bool = False) -> Removed:
+    """Removes records that are older than `older_than`, except the newest `keep`."""
+    project_id = None if everywhere else project_here(context)
+    limit = context.now() - older_than
+    old = [place for place in context.store.runs.list(project_id)[keep:] if _started(place) < limit]
+    return _remove(context.store, old)
+
+
+def export_run(context: Context, run: str | None, target: Path) -> Path:
+    """Writes a record as one tar.gz that verifies anywhere. Raises UsageError when `target` is there already."""
+    place = resolve_run(context, run)
+    try:
+        stream = target.open("xb")
+    except FileExistsError as there:
+        raise UsageError(f"{target} exists already", hint="name another file") from there
+    except OSError as bad:
+        raise UsageError(f"cannot write {target}: {bad.strerror}") from bad
+    target.chmod(0o600)  # it holds what the agent saw
+    try:
+        with stream, tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+            archive.add(place.path, arcname=place.run_id, filter=_anonymous)
+    except OSError as bad:
+        target.unlink(missing_ok=True)
+        raise StoreError(f"cannot write {target}: {bad.strerror}", hint="free some space, then try again") from bad
+    return target
+
+
+def load_record(place: RunPlace) -> RunRecord:
+    """The record of one run. Raises StoreError."""
+    body = read_file(place.path / RECORD)
+    if body is None:
+        raise StoreError(
+            f"the record of run {place.run_id} has no {RECORD}", hint=f"agent-container runs verify {place.run_id}"
+        )
+    return parse_record(body, origin=str(place.path / RECORD))
+
+
+def read_events(place: RunPlace) -> Iterator[Event]:
+    """The events of one record."""
+    path = place.path / EVENTS
+    if not path.is_file():
+        return
+    for line in split_lines(file_pieces(path), max_bytes=MAX_EVENT_BYTES):
+        event = None if line.cut else parse_event(line.data)
+        if event is not None:
+            yield event
+
+
+def _warnings(place: RunPlace, record: RunRecord) -> Iterator[str]:
+    drained = record.host.drained
+    yield from drained.notes
+    yield from (f"not read: {name}" for name in drained.refused)
+    yield from (f"truncated: {name}" for name in drained.truncated)
+    bad = [event for event in read_events(place) if isinstance(event, Evidence)]
+    for event in bad[:MAX_WARNINGS]:
+        yield f"{event.source} line {event.line}: {event.kind}, {event.size} bytes kept as they are"
+    if len(bad) > MAX_WARNINGS:
+        yield f"and {len(bad) - MAX_WARNINGS} more lines that could not be read"
+    if record.host.clock_skew_s is not None:
+        yield f"the container's clock was {record.host.clock_skew_s:+.0f} s off"
+
+
+def _recorded_row(place: RunPlace) -> RunRow:
+    try:
+        record = load_record(place)
+    except AgentContainerError as bad:
+        return RunRow(
+            place.run_id, "", place.project_id, "", "unreadable", None, None, 0, "not-checked", "", (bad.message,)
+        )
+    host = record.host
+    return RunRow(
+        run=place.run_id,
+        project=host.project_name,
+        project_id=place.project_id,
+        agent=host.versions.agent,
+        state=host.outcome.value,
+        started=host.started,
+        duration_s=host.duration_s,
+        denied=host.egress.denied + host.egress.lookups_denied,
+        verified=host.egress.verified,
+        task=host.task or "",
+        notes=host.drained.notes,
+    )
+
+
+def _session_row(store: Store, session: SessionState) -> RunRow:
+    state: Literal["running", "orphaned", "lost"] = "running" if store.sessions.owner(session.id) else "orphaned"
+    notes: tuple[str, ...] = ()
+    if session.phase.value == "closed":
+        state, notes = "lost", ("records lost: the session was closed without one",)
+    elif state == "orphaned":
+        notes = ("nobody drives it any more: agent-container runs recover",)
+    return RunRow(
+        run=session.id,
+        project=session.project_name,
+        project_id=session.project_id,
+        agent=session.agent,
+        state=state,
+        started=session.created,
+        duration_s=None,
+        denied=0,
+        verified="not-checked",
+        task=session.task or "",
+        notes=notes,
+    )
+
+
+def _no_record_yet(store: Store, run: str) -> NotRunning:
+    owner = store.sessions.owner(run)
+    if owner is not None:
+        return NotRunning(
+            f"run {run} is under way, driven by {owner}, and has no record yet",
+            hint=f"agent-container runs attach {run}",
+        )
+    return NotRunning(f"run {run} was never finished, and nobody drives it", hint=f"agent-container runs recover {run}")
+
+
+def _stored_policies(store: Store, place: RunPlace) -> dict[str, bytes]:
+    """Bodies that the record itself lacks; what the record has is checked against its digest there."""
+    from agent_container.manifest import MANIFEST, parse_manifest
+
+    body = read_file(place.path / MANIFEST)
+    if body is None:
+        return {}
+    try:
+        digests = parse_manifest(body).policies
+    except ValueError:
+        return {}
+    found = {}
+    for digest in digests:
+        name = f"policies/{digest.removeprefix('sha256:')}.json"
+        stored = None if (place.path / name).exists() else store.policies.load(digest)
+        if stored is not None:
+            found[digest] = stored
+    return found
+
+
+def _started(place: RunPlace) -> datetime:
+    """From the id, which every record has."""
+    return datetime.strptime(place.run_id[:15] + "+0000", "%Y%m%d-%H%M%S%z")
+
+
+def _remove(store: Store, places: list[RunPlace]) -> Removed:
+    gone, kept = [], []
+    for place in places:
+        owner = store.sessions.owner(place.run_id)
+        if owner is not None:
+            kept.append(f"{place.run_id}: in use by {owner}")
+            continue
+        store.runs.remove(place)
+        gone.append(place.run_id)
+    return Removed(tuple(gone), tuple(kept))
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member

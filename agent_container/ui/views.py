@@ -1,0 +1,252 @@
+"""How runs look: the table of `runs ls`, the summary of one run, an event in the stream, a verification's verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agent_container.commands.runs import RunDetail, RunRow
+from agent_container.events import (
+    AgentError,
+    AgentMessage,
+    AgentOutput,
+    AgentResult,
+    AgentSession,
+    AgentThought,
+    EgressDenied,
+    EgressTripwire,
+    Event,
+    Evidence,
+    PermissionDenied,
+    RunFinished,
+    RunNote,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
+from agent_container.records import Outcome, RunRecord
+from agent_container.ui.clean import one_line
+from agent_container.ui.console import BAD, FAINT, GOOD, WARN, Ui, duration
+from agent_container.verify import VERIFIED, VerifyResult
+
+WIDTH = 100
+TIMELINE = 40
+
+_STATE_STYLE = {
+    "succeeded": GOOD,
+    "running": "",
+    "orphaned": WARN,
+    "interrupted": WARN,
+    "timeout": WARN,
+    "budget": WARN,
+}
+
+
+def show_runs(ui: Ui, rows: Sequence[RunRow]) -> None:
+    """`runs ls`."""
+    if not rows:
+        ui.info('no runs yet: agent-container run "what to do"')
+        return
+    cells = [
+        (
+            row.run,
+            row.project,
+            row.agent,
+            row.state,
+            duration(row.duration_s) if row.duration_s is not None else "",
+            str(row.denied) if row.denied else "",
+            one_line(row.task, width=50),
+        )
+        for row in rows
+    ]
+    styles = [_STATE_STYLE.get(row.state, BAD) for row in rows]
+    ui.table(("run", "project", "agent", "state", "took", "denied", "task"), cells, styles=styles)
+    for row in rows:
+        for note in row.notes:
+            ui.warn(f"{row.run}: {note}")
+
+
+def show_run_detail(ui: Ui, detail: RunDetail, events: Iterable[Event] = ()) -> None:
+    """`runs show`: the summary, then the last events, then what its reader should know."""
+    show_summary(ui, detail.record)
+    show_timeline(ui, events)
+    ui.heading("record")
+    ui.text(str(detail.path))
+    for warning in detail.warnings:
+        ui.warn(warning)
+
+
+def show_summary(ui: Ui, record: RunRecord) -> None:
+    """What came of a run; what the agent says of itself is marked as its word."""
+    host = record.host
+    good = host.outcome is Outcome.SUCCEEDED
+    ui.text(f"{host.run}  {host.outcome.value}", style=GOOD if good else BAD)
+    ui.fields(
+        [
+            ("why", host.reason),
+            ("whose word", f"the {host.basis.value}'s"),
+            ("task", one_line(host.task or "", width=WIDTH)),
+            ("agent", " ".join(part for part in (host.versions.agent, host.versions.agent_cli) if part)),
+            ("started", host.started.isoformat(timespec="seconds")),
+            ("took", duration(host.duration_s)),
+            ("resumes", host.previous_run or ""),
+        ]
+    )
+    _show_agent(ui, record)
+    _show_workspace(ui, record)
+    _show_egress(ui, record)
+    for note in (*host.notes, *host.drained.notes):
+        ui.warn(note)
+
+
+def show_timeline(ui: Ui, events: Iterable[Event]) -> None:
+    """The last events, one a line."""
+    told = [(event, line) for event in events if (line := event_line(event)) is not None]
+    if not told:
+        return
+    ui.heading("timeline")
+    if len(told) > TIMELINE:
+        ui.text(f"... {len(told) - TIMELINE} before (runs logs shows all)", style=FAINT)
+    for event, (label, text, style) in told[-TIMELINE:]:
+        at = event.at.strftime("%H:%M:%S") if event.at else "        "
+        ui.text(f"{at}  {label:<8}  {one_line(text, width=WIDTH)}", style=style)
+
+
+def show_event(ui: Ui, event: Event) -> None:
+    """One event of a run that is under way, or of `runs logs`."""
+    if isinstance(event, AgentMessage):
+        ui.block(event.text)
+        return
+    line = event_line(event)
+    if line is not None:
+        label, text, style = line
+        ui.text(f"{label}: {one_line(text, width=WIDTH)}", style=style)
+
+
+def event_line(event: Event) -> tuple[str, str, str] | None:  # noqa: PLR0912 - one line a kind
+    """(label, text, style) of an event; None for one that is of no interest to a reader."""
+    match event:
+        case RunStarted():
+            return "start", f"{event.agent}: {event.task or ''}", FAINT
+        case AgentSession():
+            return "session", " ".join(part for part in (event.model, event.session) if part), FAINT
+        case AgentMessage():
+            return "says", event.text, ""
+        case AgentThought():
+            return "thinks", event.text, FAINT
+        case ToolCall():
+            return "tool", f"{event.name} {event.input}", FAINT
+        case ToolResult():
+            return ("result", event.output, FAINT) if event.ok else ("failed", event.output, WARN)
+        case Usage():
+            return None
+        case PermissionDenied():
+            return "refused", f"{event.tool} {event.detail}", WARN
+        case AgentError():
+            return "error", event.message, WARN if event.retrying else BAD
+        case AgentOutput():
+            return event.channel, event.text, FAINT
+        case AgentResult():
+            return "done", event.text, GOOD if event.ok else BAD
+        case EgressDenied():
+            times = f" ({event.count} times)" if event.count > 1 else ""
+            return "egress", f"denied {_place(event.host, event.port)}{times} {event.rule}".rstrip(), WARN
+        case EgressTripwire():
+            return "TRIPWIRE", f"{event.host} {event.detail}", BAD
+        case Evidence():
+            return "unread", f"{event.source} line {event.line}: {event.kind}", WARN
+        case RunNote():
+            return "note", event.text, WARN
+        case RunFinished():
+            return "end", f"{event.outcome}: {event.reason}", ""
+
+
+def show_verification(ui: Ui, result: VerifyResult) -> None:
+    """The verdict first, then what it rests on, then everything against it."""
+    ui.text(f"{result.run}  {result.verdict}", style=GOOD if result.exit_code == VERIFIED else BAD)
+    counts = result.counts
+    ui.fields(
+        [
+            ("files", str(counts.files)),
+            ("receipts", str(counts.receipts)),
+            ("decisions replayed", str(counts.replayed)),
+            ("policies", str(counts.policies)),
+            ("head", f"{result.head.head} at {result.head.length}" if result.head else ""),
+        ]
+    )
+    if result.findings:
+        ui.heading("findings")
+        rows = [(row.weight, row.kind, row.where, row.detail) for row in result.findings]
+        ui.table(("weight", "kind", "where", "detail"), rows)
+
+
+def _show_agent(ui: Ui, record: RunRecord) -> None:
+    agent = record.agent
+    if agent is None:
+        return
+    ui.heading("the agent's own account")
+    tokens = agent.tokens
+    used = f"{tokens.input} in, {tokens.output} out, {tokens.cached} cached" if tokens.input or tokens.output else ""
+    ui.fields(
+        [
+            ("model", agent.model or ""),
+            ("turns", str(agent.turns) if agent.turns is not None else ""),
+            ("tokens", used),
+            ("cost", f"${agent.cost_usd:.4f}" if agent.cost_usd is not None else ""),
+            ("exit", _exit(agent.exit_code, agent.signal)),
+            ("tools", ", ".join(f"{tool.name} {tool.calls}" for tool in agent.tool_calls[:12])),
+            ("refused to it", ", ".join(agent.permission_denials[:8])),
+            ("last words", one_line(agent.final_message or "", width=WIDTH)),
+        ]
+    )
+
+
+def _show_workspace(ui: Ui, record: RunRecord) -> None:
+    tree = record.host.workspace
+    if tree is None:
+        return
+    ui.heading("workspace")
+    changed = (
+        f"{tree.files_changed} files, +{tree.insertions} -{tree.deletions}" if tree.files_changed else "nothing changed"
+    )
+    ui.fields(
+        [
+            ("mode", tree.mode),
+            ("commits", str(tree.commits) if tree.commits else ""),
+            ("changed", changed),
+            ("fetched to", tree.ref or ""),
+            ("note", tree.note or ""),
+        ]
+    )
+
+
+def _show_egress(ui: Ui, record: RunRecord) -> None:
+    egress = record.host.egress
+    ui.heading("egress")
+    ui.fields(
+        [
+            ("requests", f"{egress.allowed} allowed, {egress.denied} denied" if egress.decisions else "none"),
+            ("names refused", str(egress.lookups_denied) if egress.lookups_denied else ""),
+            ("packets dropped", str(egress.packets_dropped) if egress.packets_dropped else ""),
+            ("receipts", f"{egress.chain_length or egress.receipts}, {'sealed' if egress.sealed else 'not sealed'}"),
+            ("chain", egress.verified),
+        ]
+    )
+    if egress.top_hosts:
+        rows = [(row.host, str(row.allowed), str(row.denied)) for row in egress.top_hosts]
+        ui.table(("host", "allowed", "denied"), rows)
+    if egress.refusals:
+        ui.heading("refused")
+        refused = [(_place(row.host, row.port), row.layer, row.rule, str(row.count)) for row in egress.refusals]
+        ui.table(("destination", "by", "rule", "times"), refused)
+    for wire in egress.tripwires:
+        ui.warn(f"TRIPWIRE {wire.host} {wire.detail}")
+
+
+def _place(host: str, port: int | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port}" if port is not None else host
+
+
+def _exit(code: int | None, signal: str | None) -> str:
+    return signal or ("" if code is None else str(code))
