@@ -1,4 +1,5 @@
-"""The command line inside the throw-away container. The host writes it; results go to stdout, a failure is one line of JSON on stderr."""
+"""The command line inside the throw-away container. The host writes it; results go to stdout, a failure is one line
+of JSON on stderr."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     clock = Clock(time.monotonic() + arguments.time_s)
     try:
-        with tempfile.TemporaryDirectory(dir=arguments.scratch, ignore_cleanup_errors=True) as scratch:
+        with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
             answer = arguments.call(arguments, clock, Path(scratch))
     except (Failed, OSError, ValueError, KeyError) as failure:
         print(json.dumps({"error": str(failure) or type(failure).__name__}), file=sys.stderr)

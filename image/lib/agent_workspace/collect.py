@@ -36,7 +36,8 @@ def collect(
     clock: Clock,
     out: BinaryIO,
 ) -> None:
-    """Writes the tar. `base` is where the run began, `have` the newest commit that the host has: none for a directory without git."""
+    """Writes the tar. `base` is where the run began, `have` the newest commit that the host has: none for a
+    directory without git."""
     where = git_dir if git_dir is not None else tree / ".git"
     repository = private_repository(tree, scratch, clock, git_dir=git_dir, lenient=True)
     base_is_there = repository.has(base)
@@ -78,7 +79,8 @@ def review(
     clock: Clock,
     out: BinaryIO,
 ) -> None:
-    """Looks at a bundle with nothing but it and the project's objects at hand: what it says does not rest on what an agent touched."""
+    """Looks at a bundle with nothing but it and the project's objects at hand: what it says does not rest on what
+    an agent touched."""
     private = Path(tempfile.mkdtemp(prefix="git-", dir=str(scratch)))
     config = read_config(source / "config", clock) if source is not None else []
     sha256 = ("extensions.objectformat", "sha256") in config
@@ -166,9 +168,9 @@ def _left_behind(repository: Repository, git_dir: Path, result: str) -> dict[str
     stashes = [line.partition("\t")[2] for line in stash] or (["stash"] if "refs/stash" in repository.refs else [])
     worktrees = []
     if (git_dir / "worktrees").is_dir():
-        for name in sorted(os.listdir(str(git_dir / "worktrees"))):
-            pointer = os.fsdecode(read_small(git_dir / "worktrees" / name / "gitdir", 8192) or b"").strip()
-            worktrees.append(pointer[: -len("/.git")] if pointer.endswith("/.git") else name)
+        for entry in sorted((git_dir / "worktrees").iterdir()):
+            pointer = os.fsdecode(read_small(entry / "gitdir", 8192) or b"").strip()
+            worktrees.append(pointer[: -len("/.git")] if pointer.endswith("/.git") else entry.name)
     return {"branches": branches[:MAX_NAMES], "stashes": stashes[:MAX_NAMES], "worktrees": worktrees[:MAX_NAMES]}
 
 

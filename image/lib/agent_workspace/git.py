@@ -1,4 +1,5 @@
-"""git on a private repository: a fixed environment, a fixed configuration, a deadline. Where its parts come from is `tree`'s business."""
+"""git on a private repository: a fixed environment, a fixed configuration, a deadline. Where its parts come from is
+`tree`'s business."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What lies between two commits: the numbers, the patch, and the paths that deserve a look before anything runs on the host."""
+"""What lies between two commits: the numbers, the patch, and the paths that deserve a look before anything runs on
+the host."""
 
 from __future__ import annotations
 
@@ -100,18 +101,19 @@ def changes(repository: Repository, base: str, result: str) -> list[Change]:
     """Every path that differs between two trees, renames as removal and addition."""
     fields = repository.git("diff-tree", "-r", "-z", "--raw", "--no-renames", "--full-index", base, result).split(b"\0")
     found = []
-    for row, name in zip(fields[::2], fields[1::2]):
+    for row, name in zip(fields[::2], fields[1::2]):  # noqa: B905 - Python 3.9
         old_mode, new_mode, old, new, _ = row.decode().lstrip(":").split(" ")
         found.append(Change(os.fsdecode(name), old_mode, new_mode, old, new))
     return found
 
 
 def sensitive(repository: Repository, found: Sequence[Change], *, also: Sequence[str] = ()) -> list[dict[str, str]]:
-    """The changed paths that the host or its tools run or obey, and links that lead out of the tree, each with its kind."""
+    """The changed paths that the host or its tools run or obey, and links that lead out of the tree, each with its
+    kind."""
     rows = []
     for change in found:
         kind = _kind(change.path, also)
-        if change.new_mode == GITLINK or change.old_mode == GITLINK:
+        if GITLINK in (change.old_mode, change.new_mode):
             kind = "submodule"
         elif change.new_mode == LINK:
             target = os.fsdecode(repository.git("cat-file", "blob", change.new))

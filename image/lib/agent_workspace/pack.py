@@ -1,4 +1,5 @@
-"""Where the project is mounted, read-only: its commits, refs and cleaned settings, and its uncommitted work, as one stream."""
+"""Where the project is mounted, read-only: its commits, refs and cleaned settings, and its uncommitted work, as one
+stream."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def pack(
     exclude: str,
     identity: Sequence[tuple[str, str]],
 ) -> None:
-    """Writes the stream. `committed`: uncommitted work stays behind. `with_index`: for a private git directory over a bound tree."""
+    """Writes the stream. `committed`: uncommitted work stays behind. `with_index`: for a private git directory over
+    a bound tree."""
     if find_git(tree) is None:
         if (tree / ".git").exists() or (tree / ".git").is_symlink():
             raise Failed(f"{tree}/.git leads to no git directory that is mounted here")
@@ -78,7 +80,7 @@ def _refs(repository: Repository) -> dict[str, str]:
     wanted = {name: oid for name, oid in repository.refs.items() if name.startswith(SENT_REFS)}
     asked = "".join(f"{oid}\n" for oid in wanted.values()).encode()
     answers = repository.git("cat-file", "--batch-check", stdin=asked).decode().splitlines()
-    return {name: oid for (name, oid), answer in zip(wanted.items(), answers) if not answer.endswith(" missing")}
+    return {name: oid for (name, oid), answer in zip(wanted.items(), answers) if not answer.endswith(" missing")}  # noqa: B905 - Python 3.9
 
 
 def _portable_index(repository: Repository) -> bytes:
@@ -129,7 +131,7 @@ def _add(tar: tarfile.TarFile, path: Path, name: str, *, scratch: Path, clock: C
     member.mode = stat.S_IMODE(status.st_mode) & 0o755 | 0o600
     member.mtime = int(status.st_mtime)
     if stat.S_ISLNK(status.st_mode):
-        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(str(path))
+        member.type, member.linkname = tarfile.SYMTYPE, str(path.readlink())
         tar.addfile(member)
     elif stat.S_ISDIR(status.st_mode):
         member.type = tarfile.DIRTYPE
@@ -147,7 +149,8 @@ def _add(tar: tarfile.TarFile, path: Path, name: str, *, scratch: Path, clock: C
 
 
 class _Exactly:
-    """A file that always has as many bytes as were promised: one that shrinks while it is read is filled up with zeros."""
+    """A file that always has as many bytes as were promised: one that shrinks while it is read is filled up with
+    zeros."""
 
     def __init__(self, body: BinaryIO) -> None:
         self.body = body

@@ -1,6 +1,8 @@
-"""What a tree holds beyond its last commit, as a git tree: without hooks, without filters, without asking a submodule anything.
+"""What a tree holds beyond its last commit, as a git tree: without hooks, without filters, without asking a submodule
+anything.
 
-`git add` would run `git status` in submodules, under the submodules' own configuration; `ls-files` and `update-index` do not.
+`git add` would run `git status` in submodules, under the submodules' own configuration; `ls-files` and
+`update-index` do not.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
     parts = path.split("/")
     for pattern in patterns:
         wanted = pattern.split("/")
-        if len(parts) >= len(wanted) and all(fnmatch.fnmatchcase(part, glob) for part, glob in zip(parts, wanted)):
+        if len(parts) >= len(wanted) and all(fnmatch.fnmatchcase(part, glob) for part, glob in zip(parts, wanted)):  # noqa: B905 - Python 3.9
             return True
     return False
 
@@ -91,7 +93,6 @@ def _usable_index(repository: Repository) -> None:
 
 
 def _readable(path: Path) -> bool:
-    status: Optional[os.stat_result]
     try:
         status = path.lstat()
     except OSError:

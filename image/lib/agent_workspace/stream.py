@@ -1,4 +1,5 @@
-"""The stream between `pack` and `unpack`: a length, a JSON header, the bytes of an index, and a git pack or a tar to the end."""
+"""The stream between `pack` and `unpack`: a length, a JSON header, the bytes of an index, and a git pack or a tar
+to the end."""
 
 from __future__ import annotations
 

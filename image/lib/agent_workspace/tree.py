@@ -25,16 +25,18 @@ def read_small(path: Path, limit: int = MAX_SMALL_BYTES) -> bytes | None:
         handle = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return None
     with os.fdopen(handle, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
-            return None
         body = stream.read(limit + 1)
     return body if len(body) <= limit else None
 
 
 @dataclass(frozen=True)
 class Found:
-    """Where a tree's git directory is. `git_dir` holds HEAD and the index, `common` the rest; they differ in a linked worktree."""
+    """Where a tree's git directory is. `git_dir` holds HEAD and the index, `common` the rest; they differ in a
+    linked worktree."""
 
     git_dir: Path
     common: Path
@@ -62,7 +64,8 @@ ALLOWED_KEY = re.compile(
     r"|user\.(name|email)|push\.default|pull\.(rebase|ff)|merge\.conflictstyle|init\.defaultbranch",
     re.DOTALL,
 )
-"""What of a project's configuration reaches the sandbox: none of these names a program, a file to read, or a header to send."""
+"""What of a project's configuration reaches the sandbox: none of these names a program, a file to read, or a header
+to send."""
 
 
 def clean_url(url: str) -> str | None:
@@ -72,7 +75,7 @@ def clean_url(url: str) -> str | None:
     match = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)://(?:([^/?#]*)@)?([^/?#]*)([^?#]*)(.*)", url, re.DOTALL)
     if match is None:
         return url  # a path, or host:path of ssh, which has no place for a password
-    scheme, user, host, path, query = match.groups()
+    scheme, user, host, path, _ = match.groups()
     if scheme.lower() in ("ssh", "git+ssh", "ssh+git"):
         return f"{scheme}://{user.split(':')[0] + '@' if user else ''}{host}{path}"
     return f"{scheme}://{host}{path}" if scheme.lower() in ("http", "https", "git", "file") else None
@@ -109,8 +112,9 @@ def allowed(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
             cleaned = clean_url(value)
             if cleaned is None:
                 continue
-            value = cleaned
-        kept.append((key, value))
+            kept.append((key, cleaned))
+        else:
+            kept.append((key, value))
     return kept
 
 
@@ -208,7 +212,8 @@ def make_git_dir(
 def private_repository(
     tree: Path, scratch: Path, clock: Clock, *, git_dir: Path | None = None, lenient: bool = False
 ) -> Repository:
-    """A repository of ours that sees the tree and its objects. `lenient`: a broken `.git` gives an empty one, not an error."""
+    """A repository of ours that sees the tree and its objects. `lenient`: a broken `.git` gives an empty one, not
+    an error."""
     found = Found(git_dir, git_dir) if git_dir is not None else find_git(tree)
     private = Path(tempfile.mkdtemp(prefix="git-", dir=str(scratch)))
     repository = Repository(private, tree, clock)
@@ -221,7 +226,7 @@ def private_repository(
         if not lenient:
             raise
         entries = []
-    settings = {key: value for key, value in entries}
+    settings = dict(entries)
     repository.object_format = "sha256" if settings.get("extensions.objectformat") == "sha256" else "sha1"
     reftable = settings.get("extensions.refstorage") == "reftable"
     repository.head_branch, repository.head, repository.refs = read_refs(found, reftable=reftable, clock=clock)
@@ -239,17 +244,17 @@ def private_repository(
     )
     stores = "".join(f"{store}\n" for store in object_stores(found.common / "objects"))
     (private / "objects" / "info" / "alternates").write_bytes(os.fsencode(stores))
-    for name in ["index", *(entry for entry in os.listdir(str(found.git_dir)) if entry.startswith("sharedindex."))]:
-        body = read_small(found.git_dir / name, MAX_INDEX_BYTES)
+    for path in [found.git_dir / "index", *found.git_dir.glob("sharedindex.*")]:
+        body = read_small(path, MAX_INDEX_BYTES)
         if body is not None:
-            (private / name).write_bytes(body)
+            (private / path.name).write_bytes(body)
     sparse = read_small(found.git_dir / "info" / "sparse-checkout")
     if sparse is not None:
         (private / "info" / "sparse-checkout").write_bytes(sparse)
     if not repository.has(repository.head):
         if repository.head is not None and not lenient:
             raise Failed(
-                f"HEAD names {repository.head}, which is not there: a partial clone, or objects missing; `git fetch --refetch` fetches them"
+                f"HEAD names {repository.head}, which is not there; in a partial clone `git fetch --refetch` gets it"
             )
         repository.head = None
     return repository

@@ -22,7 +22,7 @@ HOST_REMOTE = "refs/remotes/host/"
 
 def unpack(destination: Path, *, run: str, source: int, clock: Clock) -> dict[str, Any]:
     """A clone with its branch `agent/<run>` checked out, in an empty directory."""
-    if [name for name in os.listdir(str(destination)) if name != "lost+found"]:
+    if any(path.name != "lost+found" for path in destination.iterdir()):
         raise Failed(f"{destination} is not empty")
     header, _ = read_header(source)
     branch = f"refs/heads/agent/{run}"
