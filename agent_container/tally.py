@@ -1,4 +1,4 @@
-"""From a spool to events, and from events to what the agent reported of itself. Pure; the same for live and stored runs.
+"""From a spool to events, and from events to what the agent said of itself. Pure; the same for live and stored runs.
 
 Everything here is the agent's word. Events come in the order of the spool; what cannot be read comes as evidence.
 """

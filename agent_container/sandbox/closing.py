@@ -1,0 +1,217 @@
+"""Closes a session for good: stop, seal, collect, drain, sign, publish; and only then remove.
+
+Every step may be repeated, by this process or by another one after a crash: a record that is published already stays as
+it is, and what Docker no longer has is no error. Nothing is removed before the record is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_container.drain import RAW, RECEIPTS, RECORD, Source, digest_file, drain, file_pieces, finalize_run
+from agent_container.egress_summary import summarise
+from agent_container.engine.protocol import Engine, Report
+from agent_container.errors import AgentContainerError, EngineError, StoreError
+from agent_container.events import encode_event, numbered
+from agent_container.frames import split_lines
+from agent_container.manifest import Chain
+from agent_container.records import RunRecord, parse_record
+from agent_container.sandbox.control import SidecarControl
+from agent_container.sandbox.recording import Closing, Seen, make_record, merged_events
+from agent_container.session import PHASES, Phase, SessionState
+from agent_container.stack import LABEL, Mount
+from agent_container.stack_agent import RUN_VOLUME
+from agent_container.store import RunPlace, Store, VerifiedHead
+from agent_container.tally import Tally
+from agent_container.workspace.throwaway import Throwaway
+from agent_container.workspace.transfer import Prepared, Work, collect_work
+from agent_egress.identity import MAX_RECEIPT_BYTES
+from agent_egress.receipts import ChainReport, Checkpoint, verify_chain
+
+RECEIPTS_FILE = "/var/lib/egress/receipts.jsonl"
+STOP_GRACE_S = 10
+PATCH = "workspace.patch"
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A session that is gone, and the record that is left of it."""
+
+    record: RunRecord
+    place: RunPlace
+    left_behind: tuple[str, ...] = ()
+    """Work that was in the workspace and is not in the bundle, in words."""
+
+
+def stop_and_seal(engine: Engine, state: SessionState, *, outcome: str) -> tuple[str, ...]:
+    """Ends the agent's container, then the chain. What cannot be done is told, not raised: draining goes on."""
+    notes = []
+    agent, egress = state.container("agent"), state.container("egress")
+    if agent is not None:
+        try:
+            engine.stop(agent, grace_s=STOP_GRACE_S)
+        except EngineError as error:
+            notes.append(f"the agent's container could not be stopped: {error}")
+    if egress is not None:
+        running = engine.inspect(egress)
+        if running is None:
+            notes.append("the egress sidecar was removed before its receipts were sealed")
+        elif running.status != "running":
+            notes.append(f"the egress sidecar had ended with status {running.exit_code}; its receipts are not sealed")
+        else:
+            try:
+                SidecarControl(engine, egress).seal(outcome=outcome)
+            except EngineError as error:
+                notes.append(f"the receipts could not be sealed: {error}")
+    return tuple(notes)
+
+
+def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report) -> Closed:
+    """Ends a run's session and publishes its record, then removes what Docker has of it. Harmless to repeat."""
+    state = closing.state
+    if PHASES.index(state.phase) < PHASES.index(Phase.DRAINING):
+        state = store.sessions.save(state.updated(phase=Phase.DRAINING, outcome=_outcome_word(closing)))
+    notes = closing.notes + stop_and_seal(engine, state, outcome=_outcome_word(closing))
+    place = store.runs.place(state.project_id, state.id)
+    with contextlib.ExitStack() as stack:
+        staged = stack.enter_context(store.runs.staging(place))
+        work, work_notes = _collect(engine, store, state, staged)
+        report("Collected the work")
+        drained = drain(staged, _sources(engine, state))
+        tally = Tally(closing.profile.parser())
+        scratch = stack.enter_context(tempfile.TemporaryFile(dir=store.state))
+        scratch.writelines(encode_event(event) for event in tally.events(_pieces(staged / RAW)))
+        chain = _check_chain(store, state, staged)
+        seen = Seen(
+            egress=summarise(_receipt_lines(staged), report=chain),
+            work=work,
+            patch_digest=_digest_of(staged / PATCH),
+            drained=drained,
+            notes=notes + work_notes,
+        )
+        record = make_record(closing, state, tally, seen)
+        scratch.seek(0)
+        final = finalize_run(
+            store,
+            place,
+            staged,
+            record=record,
+            events=numbered(merged_events(state, scratch, _receipt_lines(staged), record)),
+            policies=_policies(store, state, chain),
+            chain=Chain(
+                session=state.id, head=chain.head if chain.length else None, length=chain.length, sealed=chain.sealed
+            ),
+            chain_key=store.sessions.load_chain_key(state.id) if chain.sealed else None,
+        )
+    _advance_checkpoint(store, state, chain)
+    report("Drained the record")
+    if drained.complete or not final.fresh:
+        remove(engine, store, state)
+    stored = parse_record((place.path / RECORD).read_bytes(), origin=str(place.path / RECORD))
+    return Closed(record=stored, place=place, left_behind=work.left_behind if work else ())
+
+
+def remove(engine: Engine, store: Store, state: SessionState) -> None:
+    """Removes containers, networks and the session's own volumes, then closes it. Only after its record is on disk."""
+    engine.remove_session(state.id, volumes=state.volumes)
+    store.sessions.close(state.id, outcome=state.outcome)
+
+
+def _outcome_word(closing: Closing) -> str:
+    return str(closing.end.outcome) if closing.end is not None else closing.state.outcome or "unknown"
+
+
+def spool_path(turn: str) -> str:
+    """Where the runner spools a turn's frames, in the agent's container."""
+    return f"{RUN_VOLUME}/turns/{turn}/spool.jsonl"
+
+
+def _sources(engine: Engine, state: SessionState) -> list[Source]:
+    agent, egress = state.container("agent"), state.container("egress")
+    never = state.phase is Phase.CREATED
+    return [
+        Source(
+            name="the runner's spool",
+            into=RAW,
+            read=lambda: engine.read_archive(agent, spool_path(state.id)) if agent else iter(()),
+            optional=True,
+        ),
+        Source(
+            name="the receipts",
+            into=RECEIPTS,
+            read=lambda: engine.read_archive(egress, RECEIPTS_FILE) if egress else iter(()),
+            optional=never or egress is None,
+        ),
+    ]
+
+
+def _collect(engine: Engine, store: Store, state: SessionState, staged: Path) -> tuple[Work | None, tuple[str, ...]]:
+    """Bundle and patch into the staged record. A failure costs the work's copy, not the record, and is told."""
+    use = state.workspace
+    image = dict(state.images).get("agent")
+    if use is None or use.base is None or image is None:
+        return None, ()
+    try:
+        work = collect_work(
+            throwaway(engine, store, state, image=image),
+            [Mount(kind=m.kind, source=m.source, target=m.target) for m in use.mounts],
+            prepared=Prepared(head=use.head, base=use.base, carried=use.carried),
+            user=use.user,
+            run=state.id,
+            destination=staged,
+            git_dir=use.git_dir,
+            hide=use.hide,
+            protect=use.protect,
+        )
+    except StoreError:
+        raise
+    except AgentContainerError as error:
+        words = "; ".join([error.message, *error.details[:2]])
+        return None, (f"the work could not be collected: {words}",)
+    return work, ()
+
+
+def throwaway(engine: Engine, store: Store, state: SessionState, *, image: str) -> Throwaway:
+    """How this session's throw-away containers run."""
+    directory = store.sessions.rendered_dir(state.id).parent / "streams"
+    store.writer.make_dir(directory)
+    labels = ((f"{LABEL}.session", state.id), (f"{LABEL}.project", state.project_id), (f"{LABEL}.role", "throwaway"))
+    return Throwaway(run_once=engine.run_once, image=image, labels=labels, directory=directory)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    return file_pieces(path) if path.exists() else iter(())
+
+
+def _receipt_lines(staged: Path) -> Iterator[bytes]:
+    for line in split_lines(_pieces(staged / RECEIPTS), max_bytes=MAX_RECEIPT_BYTES + 64):
+        yield line.data + (b"\n" if line.ended else b"")
+
+
+def _digest_of(path: Path) -> str | None:
+    return f"sha256:{digest_file(path).sha256}" if path.exists() else None
+
+
+def _check_chain(store: Store, state: SessionState, staged: Path) -> ChainReport:
+    known = store.checkpoints.load(state.id)
+    checkpoint = Checkpoint(known.length, known.head) if known else None
+    return verify_chain(_receipt_lines(staged), key=store.sessions.load_chain_key(state.id), checkpoint=checkpoint)
+
+
+def _advance_checkpoint(store: Store, state: SessionState, chain: ChainReport) -> None:
+    if chain.status == "verified" and chain.length:
+        head = VerifiedHead(session=state.id, length=chain.length, head=chain.head, sealed=chain.sealed)
+        store.checkpoints.advance(head)
+
+
+def _policies(store: Store, state: SessionState, chain: ChainReport) -> Mapping[str, bytes]:
+    found = {}
+    for digest in dict.fromkeys((*chain.digests, *((state.policy_digest,) if state.policy_digest else ()))):
+        body = store.policies.load(digest)
+        if body is not None:
+            found[digest] = body
+    return found

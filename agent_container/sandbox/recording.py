@@ -1,0 +1,160 @@
+"""A closed run's record and events from what was seen: one half from host, sidecar and git, one from the agent's spool.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from agent_container import __version__
+from agent_container.agents import AgentProfile
+from agent_container.drain import DrainReport
+from agent_container.egress_summary import egress_events
+from agent_container.events import Event, RunFinished, RunNote, RunStarted, parse_event
+from agent_container.records import (
+    Check,
+    Digests,
+    Egress,
+    HostView,
+    Outcome,
+    Posture,
+    RunRecord,
+    Versions,
+    Workspace,
+    basis_of,
+)
+from agent_container.sandbox.turn import TurnEnd, end_of
+from agent_container.session import SessionState
+from agent_container.tally import Tally
+from agent_container.workspace.transfer import Work
+
+NOTED_SKEW_S = 60.0
+
+
+@dataclass(frozen=True)
+class Closing:
+    """What is known when a session ends."""
+
+    state: SessionState
+    end: TurnEnd | None
+    """How the turn ended as its driver saw it; None when the driver is gone, and the spool has to tell."""
+    profile: AgentProfile
+    ended: datetime
+    duration_s: float | None = None
+    """By a clock that never steps; None when nobody measured it."""
+    posture: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    engine_version: str | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What draining brought, counted by the host."""
+
+    egress: Egress
+    work: Work | None
+    patch_digest: str | None
+    drained: DrainReport
+    notes: tuple[str, ...]
+
+
+def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen) -> RunRecord:
+    """The record of a run whose session has ended."""
+    end = closing.end or end_by_spool(state, closing.profile, tally)
+    images = dict(state.images)
+    left = seen.work.left_behind if seen.work is not None else ()
+    skew = _skew(state, tally)
+    notes = (*end.notes, *state.notes, *closing.notes, *seen.notes, *(f"left behind: {name}" for name in left))
+    return RunRecord(
+        host=HostView(
+            run=state.id,
+            session=state.id,
+            project_id=state.project_id,
+            project_name=state.project_name,
+            project_root=state.project_root,
+            task=state.task,
+            started=state.created,
+            ended=closing.ended,
+            duration_s=tally.duration_s if closing.duration_s is None else closing.duration_s,
+            clock_skew_s=skew,
+            outcome=end.outcome,
+            basis=basis_of(end.outcome),
+            reason=end.reason,
+            digests=Digests(
+                spec=state.spec_digest or None,
+                policy=state.policy_digest or None,
+                stack=state.stack_digest or None,
+                agent_image=images.get("agent"),
+                sidecar_image=images.get("egress"),
+            ),
+            versions=Versions(
+                agent=state.agent,
+                agent_cli=tally.version,
+                agent_container=__version__,
+                engine=closing.engine_version,
+            ),
+            workspace=_workspace(state, seen),
+            egress=seen.egress,
+            posture=_posture(closing.posture),
+            drained=seen.drained.drained(bad_lines=tally.bad_lines),
+            notes=notes,
+        ),
+        agent=tally.view(),
+    )
+
+
+def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally) -> TurnEnd:
+    """How a turn ended whose driver is gone: by the spool's last frame, or lost."""
+    if tally.exit is not None:
+        end = end_of(tally.exit, profile, tally.result)
+        note = "the process that drove the run was gone; its end is read from the spool"
+        return TurnEnd(end.outcome, end.reason, end.exit_code, end.signal, (*end.notes, note))
+    if state.outcome in (str(Outcome.NEVER_STARTED), str(Outcome.INTERRUPTED)):
+        return TurnEnd(Outcome(state.outcome), "the process that drove the run was gone before it ended")
+    return TurnEnd(Outcome.LOST, "the process that drove the run was gone, and the spool does not say how it ended")
+
+
+def merged_events(
+    state: SessionState, spooled: Iterable[bytes], receipts: Iterator[bytes], record: RunRecord
+) -> Iterator[Event]:
+    """The record's events: the agent's in the spool's order, then what the receipts say, then the end."""
+    yield RunStarted(at=state.created, run=state.id, agent=state.agent, task=state.task)
+    for line in spooled:
+        event = parse_event(line)
+        if event is not None:
+            yield event
+    yield from egress_events(receipts)
+    for note in record.host.notes:
+        yield RunNote(text=note)
+    yield RunFinished(at=record.host.ended, outcome=str(record.host.outcome), reason=record.host.reason)
+
+
+def _workspace(state: SessionState, seen: Seen) -> Workspace | None:
+    use, work = state.workspace, seen.work
+    if use is None:
+        return None
+    if work is None:
+        return Workspace(mode=use.mode, base_commit=use.base, note="the work was not collected")
+    return Workspace(
+        mode=use.mode,
+        base_commit=use.base,
+        head_commit=work.result,
+        commits=work.commits,
+        files_changed=work.files_changed,
+        insertions=work.insertions,
+        deletions=work.deletions,
+        patch_digest=seen.patch_digest,
+    )
+
+
+def _posture(names: tuple[str, ...]) -> Posture | None:
+    return Posture(passed=True, checks=tuple(Check(name=name, ok=True) for name in names)) if names else None
+
+
+def _skew(state: SessionState, tally: Tally) -> float | None:
+    """How far the container's clock is from the host's, when the spool's first frame tells of more than a minute."""
+    if tally.first_wall_ms is None:
+        return None
+    skew = tally.first_wall_ms / 1000 - state.created.timestamp()
+    # The turn starts some seconds after the session is made; only what no start could explain is a skew.
+    return skew if abs(skew) > NOTED_SKEW_S else None
