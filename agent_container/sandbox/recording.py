@@ -1,4 +1,4 @@
-"""A closed run's record and events from what was seen: one half from host, sidecar and git, one from the agent's spool.
+"""A closed run's record and events from what was seen: one half by host, sidecar and git, one by the agent's spool."""
 
 from __future__ import annotations
 
