@@ -77,7 +77,7 @@ debian_mirror() {
 engine_packages() {
     local name missing=() policy=
     for name in "$@"; do
-        dpkg-query -W -f '${Status}' "${name%/*}" 2>/dev/null | grep -q 'ok installed' || missing+=("$name")
+        dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || missing+=("$name")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     if [ ! -d /run/systemd/system ] && [ ! -e /usr/sbin/policy-rc.d ]; then
@@ -112,7 +112,8 @@ engine_packages_debian12() {
             "install Docker Engine 24 or newer with compose v2 and buildx by hand, then run this again"
         write_trixie_source "$mirror"
     fi
-    engine_packages docker.io/trixie docker-cli/trixie docker-compose/trixie docker-buildx/trixie
+    # No `/trixie` here: that would take containerd along. The pin alone makes these four candidates.
+    engine_packages docker.io docker-cli docker-compose docker-buildx
 }
 
 write_trixie_source() {

@@ -72,16 +72,15 @@ rm -rf "$machine/home/dev/agent-container"
 git clone -q --no-hardlinks "$root" "$machine/home/dev/agent-container"
 
 # 4. Inside. /dev is its own: the host's terminals and disks are not shown.
-cat >"$machine/boot" <<'BOOT'
+cat >"$machine/start" <<'BOOT'
 #!/bin/bash
 set -e
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t tmpfs -o mode=755 tmpfs /dev
-for node in "null 1 3" "zero 1 5" "full 1 7" "random 1 8" "urandom 1 9" "tty 5 0"; do
-    set -- $node
-    mknod -m 666 "/dev/$1" c "$2" "$3"
-done
+while read -r node major minor; do
+    mknod -m 666 "/dev/$node" c "$major" "$minor"
+done <<<$'null 1 3\nzero 1 5\nfull 1 7\nrandom 1 8\nurandom 1 9\ntty 5 0'
 mkdir /dev/pts /dev/shm
 mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts
 ln -s pts/ptmx /dev/ptmx
@@ -95,15 +94,15 @@ mkdir -p /run/lock
 hostname fresh
 update-ca-certificates >/dev/null 2>&1
 cd /home/dev/agent-container
-shift
+
 "$@"
 BOOT
-chmod +x "$machine/boot"
+chmod +x "$machine/start"
 say "fresh $release: ${commands[*]}"
 started=$SECONDS status=0
 # The outer mount namespace makes the tree a mount point of its own, so that what is mounted below it goes when the last process does.
 ip netns exec "$name" unshare --mount --uts --ipc --pid --fork --kill-child --propagation private \
     bash -c 'mount --bind "$0" "$0" && exec chroot "$0" /usr/bin/env -i HOME=/home/dev TERM=dumb LANG=C.UTF-8 \
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /boot boot "$@"' "$machine" "${commands[@]}" </dev/null || status=$?
+        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /start "$@"' "$machine" "${commands[@]}" </dev/null || status=$?
 say "fresh $release: exit status $status after $((SECONDS - started)) s"
 exit $status
