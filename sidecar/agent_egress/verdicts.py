@@ -1,0 +1,220 @@
+"""One squid question, judged: policy, the tunnel it came through, its SNI, its credentials; the answer's notes and
+the receipts that must be on disk before it is given. Pure. Numbers in comments are those of the squid section of the
+threat model."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, replace
+
+from agent_egress.identity import CANARY_HOST, CANARY_PORT
+from agent_egress.names import NameRefused, canonical_host
+from agent_egress.paths import split_query
+from agent_egress.policy import (
+    TLS_PORTS,
+    Decision,
+    Policy,
+    decide_address,
+    decide_name,
+    decide_request,
+    refusal_words,
+)
+from agent_egress.receipts import Fields, cut_text
+from agent_egress.squidline import Question, Tunnel, same_host
+from agent_egress.swap import Swap, Vault, plan_swap, stray_decoy
+
+WORDS_NO_RECEIPT = (
+    "agent-container: blocked: no receipt could be written, and nothing passes without one. "
+    "Its user can look with: agent-container status"
+)
+WORDS_GARBLED = "agent-container: blocked: the request could not be read"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one question."""
+
+    allowed: bool
+    notes: tuple[tuple[str, str], ...]
+    receipts: tuple[Fields, ...] = ()
+    """Written and acknowledged before the answer is given."""
+
+
+def judge(policy: Policy, question: Question, *, vault: Vault, canary: str = "") -> Verdict:
+    """Never raises: what trips it is refused, with a receipt."""
+    try:
+        if question.host.rstrip(".").lower() == CANARY_HOST:
+            return _judge_canary(policy, question, canary)
+        if question.method != "CONNECT":
+            return _judge_request(policy, question, vault)
+        if question.intercepted:
+            return _judge_hello(policy, question)
+        return _judge_connect(policy, question, vault)
+    except Exception as error:
+        return _refuse(policy, question, _no(f"could not be judged ({type(error).__name__})"), why="line")
+
+
+def _no(reason: str, base: Decision | None = None) -> Decision:
+    rule, origin = (base.rule, base.origin) if base is not None else ("", "")
+    return Decision(allowed=False, action="deny", rule=rule, origin=origin, reason=reason)
+
+
+def _judge_canary(policy: Policy, question: Question, token: str) -> Verdict:
+    """The supervisor's own request through the whole path; who does not know the token is refused like any host."""
+    plain = question.method == "GET" and question.scheme == "http" and question.tunnel is None
+    path = question.raw_path.encode("utf-8", "surrogateescape")
+    if plain and token and question.port == CANARY_PORT and hmac.compare_digest(path, b"/" + token.encode()):
+        receipt = {"kind": "canary", "action": "allow", "policy": policy.short_digest}
+        notes = (("action_", "raw"), ("rule_", "canary"), ("floor_exc_", "yes"))
+        return Verdict(True, notes, (receipt,))
+    return _refuse(policy, question, decide_name(policy, question.host, question.port))
+
+
+def _judge_connect(policy: Policy, question: Question, vault: Vault) -> Verdict:
+    decision = decide_name(policy, question.host, question.port)
+    if not decision.allowed:
+        return _refuse(policy, question, decision)
+    host = canonical_host(question.host)
+    tunnel = question.tunnel
+    # 1: a CONNECT inside a tunnel, or a hello that names another host than the CONNECT did.
+    if tunnel is not None and (not same_host(tunnel.host, host) or tunnel.port != question.port):
+        return _refuse(policy, question, _no("another host than the tunnel's", decision), why="tunnel")
+    if question.sni and not same_host(question.sni, host):
+        return _refuse(policy, question, _no("the TLS hello names another host", decision), why="sni")
+    stray = stray_decoy(vault, question)
+    if stray is not None:
+        return _refuse(policy, question, _no(stray.refusal, decision), why="decoy", swap=stray)
+    verdict = _allow(policy, question, decision, host=host, via="connect")
+    # Asked again once the hello was read: the CONNECT left its receipt, and nothing new goes out.
+    return verdict if tunnel is None else replace(verdict, receipts=())
+
+
+def _judge_hello(policy: Policy, question: Question) -> Verdict:
+    """Intercepted TLS: first only the address is known, then the SNI decides."""
+    dialled = question.local_address.strip("[]")
+    if not question.sni:
+        decision = decide_name(policy, dialled, question.port)
+        if decision.allowed:
+            verdict = _allow(policy, question, decision, host=dialled, via="intercepted")
+            return verdict if question.tunnel is None else replace(verdict, receipts=())
+        # The hello may be read: nothing is dialled for that, so there is no receipt either. Without an SNI no ssl_bump
+        # rule matches `peek` in the next step, and squid terminates.
+        return Verdict(True, (("action_", "peek"),))
+    decision = decide_name(policy, question.sni, question.port)
+    if not decision.allowed:
+        return _refuse(policy, replace(question, host=question.sni), decision)
+    named = replace(question, host=question.sni)
+    resolved = decide_address(policy, question.sni, dialled, question.port)
+    if not resolved.allowed:
+        return _refuse(policy, named, resolved, why="address")
+    return _allow(policy, named, decision, host=canonical_host(question.sni), via="intercepted", address=dialled)
+
+
+def _judge_request(policy: Policy, question: Question, vault: Vault) -> Verdict:
+    tunnel = question.tunnel
+    if tunnel is not None:
+        # 1: CONNECT evil, then Host: api inside it, carried api's real token to evil.
+        if not same_host(tunnel.host, question.host) or tunnel.port != question.port:
+            base = decide_name(policy, question.host, question.port)
+            return _refuse(policy, question, _no("another host than the tunnel's", base), why="tunnel")
+        if question.sni and not same_host(question.sni, tunnel.host):
+            return _refuse(policy, question, _no("the TLS hello names another host"), why="sni")
+    by_name = decide_name(policy, question.host, question.port)
+    if not by_name.allowed:
+        return _refuse(policy, question, by_name)
+    decision = decide_request(
+        policy,
+        host=question.host,
+        port=question.port,
+        method=question.method,
+        raw_path="" if question.odd_escapes else question.raw_path,
+        scheme=question.scheme,
+        tunnelled=tunnel is not None,
+    )
+    if not decision.allowed:
+        # 12: and a decoy in what is refused here is still a tripwire.
+        return _refuse(policy, question, decision, why="request", swap=stray_decoy(vault, question))
+    host = canonical_host(question.host)
+    address = ""
+    if question.intercepted and tunnel is None:
+        address = question.local_address.strip("[]")
+        resolved = decide_address(policy, host, address, question.port)
+        if not resolved.allowed:
+            return _refuse(policy, question, resolved, why="address")
+    swap = plan_swap(policy, vault, question, host=host)
+    if swap.refusal:
+        why = "decoy" if swap.tripwire else "credential"
+        return _refuse(policy, question, _no(swap.refusal, decision), why=why, swap=swap)
+    via = "tls" if tunnel is not None else ("intercepted" if address else "http")
+    return _allow(policy, question, decision, host=host, via=via, address=address, swap=swap)
+
+
+def _allow(
+    policy: Policy,
+    question: Question,
+    decision: Decision,
+    *,
+    host: str,
+    via: str,
+    address: str = "",
+    swap: Swap | None = None,
+) -> Verdict:
+    notes = [("action_", decision.action), ("rule_", cut_text(decision.rule, 120))]
+    if decision.floor_lifted:
+        notes.append(("floor_exc_", "yes"))
+    if question.method == "CONNECT" and decision.action in {"bump", "splice"}:
+        notes.append(("clt_conn_tag", Tunnel(host, question.port).tag))
+    receipt = _receipt(policy, question, decision, host=host)
+    receipt["via"] = via
+    if address:
+        receipt["address"] = address
+    if swap is not None and swap.header:
+        notes += [("auth_", swap.value), ("cred_", swap.header)]
+        receipt["credential"] = swap.credential
+    return Verdict(True, tuple(notes), (receipt,))
+
+
+def _refuse(
+    policy: Policy, question: Question, decision: Decision, *, why: str = "", swap: Swap | None = None
+) -> Verdict:
+    """The refusal, its words and receipts. `why` is empty when the name alone was refused, as the replay can repeat."""
+    try:
+        host = canonical_host(question.host)
+    except NameRefused:
+        host = question.host
+    receipt = _receipt(policy, question, decision, host=host)
+    receipt["reason"] = cut_text(decision.reason, 120)
+    if why:
+        receipt["why"] = why
+    receipts: list[Fields] = [receipt]
+    if swap is not None and swap.tripwire:
+        where = {"credential": swap.credential, "where": swap.tripwire, "host": host, "port": question.port}
+        receipts.append({"kind": "tripwire", **where, "client": question.client_port})
+    # 6: TLS clients read a 403 inside TLS; ssh and the like would wait for ever in front of it.
+    closes = question.method == "CONNECT" and question.port not in TLS_PORTS
+    notes = (
+        ("message", refusal_words(decision, host, question.port)),
+        ("action_", "term" if closes else "deny"),
+        ("rule_", cut_text(decision.rule, 120)),
+    )
+    return Verdict(False, notes, tuple(receipts))
+
+
+def _receipt(policy: Policy, question: Question, decision: Decision, *, host: str) -> dict[str, object]:
+    receipt: dict[str, object] = {
+        "kind": "decision",
+        "action": "allow" if decision.allowed else "deny",
+        "host": cut_text(host),
+        "port": question.port,
+        "method": cut_text(question.method, 32),
+        "rule": decision.rule,
+        "policy": policy.short_digest,
+        "client": question.client_port,
+    }
+    if question.method != "CONNECT" and question.raw_path:
+        # A query may hold secrets: it is in the hash alone.
+        receipt["path"] = cut_text(split_query(question.raw_path), 160)
+        raw = question.raw_path.encode("utf-8", "surrogateescape")
+        receipt["path_hash"] = hashlib.sha256(raw).hexdigest()[:16]
+    return receipt
