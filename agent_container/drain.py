@@ -46,6 +46,10 @@ class Caps:
     """What is read at most, skipped bodies included: a sparse file is sent as zeros."""
 
 
+RECEIPT_CAPS = Caps(files=1, file_bytes=2200 * MIB, total_bytes=2200 * MIB)
+"""More than the sidecar's own cap of two million receipts of 1 KiB: a chain that is cut here would read as tampered."""
+
+
 @dataclass(frozen=True)
 class Source:
     """One file, or one tree, of a volume."""

@@ -59,7 +59,9 @@ class Locks:
             self._sign(fd, doing)
             yield
         finally:
-            os.close(fd)  # frees the lock; the file stays, since removing it would let two holders in
+            # Unlock before close: a program that is just being started has the descriptor until its exec is through.
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)  # the file stays: removing it here would let two holders in
 
     def holder(self, name: str) -> Holder | None:
         """Who holds `name` now; None when nobody does, which for a session means that its owner is gone."""

@@ -37,15 +37,7 @@ class Sealer:
         key = self._key(create=True)
         nonce = os.urandom(NONCE_BYTES)
         box = AESGCM(key).encrypt(nonce, secret, purpose.encode())
-        row = {
-            "version": 1,
-            "cipher": "AES-256-GCM",
-            "key": key_id(key),
-            "purpose": purpose,
-            "nonce": _text(nonce),
-            "box": _text(box),
-        }
-        return json.dumps(row, sort_keys=True).encode() + b"\n"
+        return _encode(key_id(key), purpose, nonce, box)
 
     def unseal(self, body: bytes, *, purpose: str) -> bytes:
         """What `seal` was given. Raises Unverifiable when the key is gone, StoreError when the content is not ours."""
@@ -57,6 +49,8 @@ class Sealer:
             named, nonce, box = str(row["key"]), base64.b64decode(row["nonce"]), base64.b64decode(row["box"])
         except (ValueError, KeyError, TypeError, binascii.Error) as bad:
             raise StoreError(f"the sealed {purpose} is damaged") from bad
+        if _encode(named, purpose, nonce, box) != body:
+            raise StoreError(f"the sealed {purpose} is damaged, or belongs elsewhere")
         key = self._key(create=False, wanted=named)
         if key_id(key) != named:
             raise Unverifiable(
@@ -66,9 +60,7 @@ class Sealer:
         try:
             return AESGCM(key).decrypt(nonce, box, purpose.encode())
         except (InvalidTag, ValueError) as bad:
-            raise StoreError(
-                f"the sealed {purpose} does not open with its key: it was changed or belongs elsewhere"
-            ) from bad
+            raise StoreError(f"the sealed {purpose} does not open with its key: it was changed") from bad
 
     def _key(self, *, create: bool, wanted: str = "") -> bytes:
         key = read_file(self._path, max_bytes=4096)
@@ -166,6 +158,18 @@ class HostKey:
 def key_id(key: bytes) -> str:
     """A short public name of a key: the first 16 hex digits of its SHA-256."""
     return hashlib.sha256(b"agent-container key id\0" + key).hexdigest()[:16]
+
+
+def _encode(key: str, purpose: str, nonce: bytes, box: bytes) -> bytes:
+    row = {
+        "version": 1,
+        "cipher": "AES-256-GCM",
+        "key": key,
+        "purpose": purpose,
+        "nonce": _text(nonce),
+        "box": _text(box),
+    }
+    return json.dumps(row, sort_keys=True).encode() + b"\n"
 
 
 def _text(data: bytes) -> str:
