@@ -1,4 +1,4 @@
-"""Where the runner's socket and run volume are, and the bounds on everything that a client or an agent can make grow."""
+"""Where the runner's socket and run volume are, and the bounds on all that a client or an agent can make grow."""
 
 from __future__ import annotations
 

@@ -116,8 +116,13 @@ def _size(request: Message) -> Tuple[int, int]:
 
 def _hello(runner: Runner, _client: Client, _request: Message) -> Reply:
     return {
-        "runner": VERSION, "protocols": [PROTOCOL], "pid": os.getpid(), "uid": os.getuid(), "gid": os.getgid(),
-        "volume": runner.paths.volume, "volume_writable": os.access(runner.paths.volume, os.W_OK | os.X_OK),
+        "runner": VERSION,
+        "protocols": [PROTOCOL],
+        "pid": os.getpid(),
+        "uid": os.getuid(),
+        "gid": os.getgid(),
+        "volume": runner.paths.volume,
+        "volume_writable": os.access(runner.paths.volume, os.W_OK | os.X_OK),
     }
 
 

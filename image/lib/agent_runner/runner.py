@@ -1,4 +1,4 @@
-"""The runner itself: turns and terminals by name, reaping, recovery of an earlier life's turns, and the container's stop."""
+"""The runner itself: turns and terminals by name, reaping, recovery of earlier turns, the container's end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import stat
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
-from .config import SPOOL_MAX_BYTES, TERMINALS_MAX, TURNS_KEPT_MAX, NAME, Paths
+from .config import NAME, TERMINALS_MAX, TURNS_KEPT_MAX, Paths
 from .loop import Loop
 from .spool import write_file
 from .terminal import Terminal
@@ -52,7 +52,7 @@ class Runner:
                     self.turns[name] = recover(name, directory, changed=self._turn_changed)
 
     def start_turn(self, request: Request) -> Tuple[Turn, bool]:
-        """The turn and whether it existed before; asking again with the same argv is harmless. Raises: Refused, SpoolError."""
+        """The turn and whether it existed; asking again with the same argv is harmless. Raises: Refused, SpoolError."""
         known = self.turns.get(request.turn)
         if known is not None:
             if known.argv and list(known.argv) != request.argv:
@@ -99,7 +99,9 @@ class Runner:
             turn.spool.discard()
         return turn
 
-    def start_terminal(self, name: str, argv: List[str], *, changes: Mapping[str, Any], cwd: str, rows: int, cols: int) -> bool:
+    def start_terminal(
+        self, name: str, argv: List[str], *, changes: Mapping[str, Any], cwd: str, rows: int, cols: int
+    ) -> bool:
         """Whether it was running already. Raises: Refused, OSError, ValueError."""
         known = self.terminals.get(name)
         if known is not None and known.live:
@@ -108,7 +110,7 @@ class Runner:
             raise Refused("stopping", "the container is stopping")
         if known is None and len(self.terminals) >= TERMINALS_MAX:
             raise Refused("too-many", f"there are {TERMINALS_MAX} terminals already")
-        terminal = Terminal(name, loop=self._loop, changed=lambda changed: self.on_terminal(changed))
+        terminal = Terminal(name, loop=self._loop, changed=self._terminal_changed)
         terminal.start(argv, environ=self._environ, changes=changes, cwd=cwd, rows=rows, cols=cols)
         self.terminals[name] = terminal
         return False
@@ -169,6 +171,9 @@ class Runner:
 
     def _turn_changed(self, turn: Turn) -> None:
         self.on_turn(turn)
+
+    def _terminal_changed(self, terminal: Terminal) -> None:
+        self.on_terminal(terminal)
 
 
 def handle_signals(runner: Runner, loop: Loop) -> None:

@@ -95,7 +95,7 @@ class Spool:
         return last
 
     def append(self, frame: Dict[str, Any], *, last: bool = False) -> Dict[str, Any]:
-        """Number the frame and write it. `last` frames ignore the cap, use the reserve and are synced. Raises: SpoolError."""
+        """Number the frame and write it; `last` ignores the cap, uses the reserve and syncs. Raises: SpoolError."""
         numbered = {"seq": self.seq + 1, **frame}
         line = encode(numbered)
         if not last and self.size + len(line) > self.max_bytes:

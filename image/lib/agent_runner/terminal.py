@@ -45,7 +45,14 @@ class Terminal:
         return self._popen is not None and self.exit is None
 
     def start(
-        self, argv: List[str], *, environ: Mapping[str, str], changes: Mapping[str, Optional[str]], cwd: str, rows: int, cols: int
+        self,
+        argv: List[str],
+        *,
+        environ: Mapping[str, str],
+        changes: Mapping[str, Optional[str]],
+        cwd: str,
+        rows: int,
+        cols: int,
     ) -> None:
         """Raises: OSError, ValueError when the program cannot be started."""
         master, slave = pty.openpty()

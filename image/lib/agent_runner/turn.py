@@ -49,7 +49,7 @@ class Output:
         self._carry = b""
 
     def take(self) -> Tuple[Optional[Dict[str, str]], bool]:
-        """The next piece as `{"text"}` or `{"b64"}` (None when there is none yet), and whether the pipe is at its end."""
+        """The next piece as `{"text"}` or `{"b64"}` (None: none yet), and whether the pipe is at its end."""
         try:
             data = os.read(self.fd, FRAME_DATA_BYTES - len(self._carry))
         except BlockingIOError:
@@ -209,7 +209,7 @@ class LiveTurn(Turn):
             start = {
                 "v": 1,
                 "turn": self.name,
-                "argv": [argument.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for argument in self.argv],
+                "argv": self.argv,
                 "cwd": self._request.cwd,
                 "time_s": self._request.time_s,
                 "idle_s": self._request.idle_s,
@@ -317,7 +317,12 @@ class LiveTurn(Turn):
             self._close(output)
         code, number = _decode(self._status)
         frame: Dict[str, Any] = {
-            **self._clock(), "ch": "exit", "code": code, "signal": number, "reason": self._reason, "detail": self._detail,
+            **self._clock(),
+            "ch": "exit",
+            "code": code,
+            "signal": number,
+            "reason": self._reason,
+            "detail": self._detail,
         }
         if self._killed:
             frame["left_killed"] = len(self._killed)
@@ -337,7 +342,7 @@ class LiveTurn(Turn):
 
 
 def recover(name: str, directory: str, *, changed: Callable[[Turn], None]) -> Turn:
-    """A turn of an earlier runner on the same volume; one without an end gets it now, reason `lost`. Raises: OSError."""
+    """A turn of an earlier runner on this volume; one without an end gets it now, reason `lost`. Raises: OSError."""
     turn = Turn(name, Spool(directory, max_bytes=0), changed=changed)
     turn.state = "ended"
     turn.acknowledged = os.path.lexists(os.path.join(directory, "acknowledged"))

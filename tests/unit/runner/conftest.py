@@ -27,7 +27,8 @@ def interpreter() -> str:
     """One that an unprivileged uid can start."""
     for candidate in (sys.executable, "/usr/bin/python3"):
         with contextlib.suppress(OSError):
-            if subprocess.run([candidate, "-c", ""], user=UID if os.geteuid() == 0 else None, check=False).returncode == 0:
+            user = UID if os.geteuid() == 0 else None
+            if subprocess.run([candidate, "-c", ""], user=user, check=False).returncode == 0:
                 return candidate
     pytest.fail("no Python that an unprivileged user can run")
 

@@ -49,7 +49,8 @@ def test_the_environment_is_the_containers_with_the_requests_changes(runner: Run
 
 
 def test_invalid_utf8_and_nul_arrive_byte_exact_and_split_characters_stay_text(runner: RunningRunner) -> None:
-    frames = runner.run("t1", r"printf 'a\000b'; sleep 0.1; printf '\303'; sleep 0.1; printf '\251'; sleep 0.1; printf '\377\376z'")
+    pieces = (r"a\000b", r"\303", r"\251", r"\377\376z")
+    frames = runner.run("t1", "; sleep 0.1; ".join(f"printf '{piece}'" for piece in pieces))
     assert text(frames) == b"a\0b\xc3\xa9\xff\xfez"
     assert [frame["text"] for frame in frames if "text" in frame] == ["a\0b", "\u00e9"]
     assert base64.b64decode(next(frame["b64"] for frame in frames if "b64" in frame)) == b"\xff\xfez"
