@@ -41,11 +41,7 @@ class Runs:
     def list(self, project_id: str | None = None) -> tuple[RunPlace, ...]:
         """Published records, newest first, of one project or of all."""
         projects = [project_id] if project_id is not None else _visible(self._directory)
-        places = [
-            self.place(project, run)
-            for project in projects
-            for run in _visible(self._directory / safe_name(project, what="project"))
-        ]
+        places = [place for project in projects for place in self._of_project(project)]
         return tuple(sorted(places, key=lambda place: place.run_id, reverse=True))
 
     def resolve(self, prefix: str | None, *, project_id: str | None = None) -> RunPlace:
@@ -66,6 +62,14 @@ class Runs:
                 hint="type more of the id",
             )
         return found[0]
+
+    def _of_project(self, project_id: str) -> list[RunPlace]:
+        directory = self._directory / safe_name(project_id, what="project")
+        published = [self.place(project_id, run) for run in _visible(directory)]
+        there = {place.run_id for place in published}
+        # A crash between the two renames of `publish` leaves a whole record aside: it is shown where it lies.
+        aside = [path for path in directory.glob(f"{REPLACED}*") if path.name.removeprefix(REPLACED) not in there]
+        return published + [RunPlace(project_id, path.name.removeprefix(REPLACED), path) for path in aside]
 
     @contextmanager
     def staging(self, place: RunPlace) -> Iterator[Path]:

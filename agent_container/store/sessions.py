@@ -88,6 +88,14 @@ class Sessions:
             if session.kind == "run" and self.owner(session.id) is None:
                 yield session
 
+    def request_stop(self, session_id: str) -> None:
+        """Asks the process that drives the session to end it in order."""
+        self._writer.write(self._stop_file(session_id), b"")
+
+    def stop_requested(self, session_id: str) -> bool:
+        """Whether anybody has asked."""
+        return self._stop_file(session_id).exists()
+
     def save_chain_key(self, session_id: str, key: bytes) -> None:
         """Seals the 32-byte chain key. A session has one for ever: raises StoreError for a second one."""
         if len(key) != CHAIN_KEY_BYTES:
@@ -126,6 +134,9 @@ class Sessions:
         return sum(self._writer.sweep(top) for top in tops) + sum(
             self._writer.sweep(top / name) for top in tops for name in _names(top)
         )
+
+    def _stop_file(self, session_id: str) -> Path:
+        return self._state / safe_name(session_id, what="session") / "stop"
 
     def _state_file(self, session_id: str) -> Path:
         return self._state / safe_name(session_id, what="session") / "session.json"
