@@ -119,12 +119,12 @@ class Decider:
         return {"digest": self._policy_file.current().digest}
 
     async def serve_canary(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """The canary's far end: 204 for the token's path, 404 for all else; says nothing about the token."""
+        """The canary's far end: 200 for the token's path, 404 for all else; says nothing about the token."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), CANARY_TIMEOUT_S)
             words = head.split(b"\r\n", 1)[0].split(b" ")
             right = self._canary and len(words) == 3 and hmac.compare_digest(words[1], b"/" + self._canary.encode())
-            status = b"204 No Content" if right and words[0] == b"GET" else b"404 Not Found"
+            status = b"200 OK" if right and words[0] == b"GET" else b"404 Not Found"
             writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             await writer.drain()
         writer.close()

@@ -4,6 +4,7 @@ rule may hold. Every layer compares these strings byte for byte. What a pattern 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
 
 from agent_egress.floors import Address, parse_network
@@ -34,6 +35,7 @@ _SHARED_TEXT = """
 _SHARED = frozenset(_SHARED_TEXT.split())
 
 
+@lru_cache(maxsize=4096)
 def canonical_name(text: str) -> str:
     """The canonical form of a host name.
 
@@ -70,6 +72,7 @@ def _a_label(label: str) -> str:
     return encoded
 
 
+@lru_cache(maxsize=4096)
 def literal_address(text: str) -> Address | None:
     """The address that the text spells in canonical form, brackets allowed around IPv6; None when it is none."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -83,6 +86,7 @@ def literal_address(text: str) -> Address | None:
     return address if str(address) == bare else None
 
 
+@lru_cache(maxsize=4096)
 def canonical_host(text: str) -> str:
     """A host as a rule or receipt writes it: a canonical name, or an address without brackets. Raises: NameRefused."""
     address = literal_address(text)

@@ -13,6 +13,7 @@ _HEX = re.compile(r"[0-9a-fA-F]{2}")
 # UTF-8.
 _BAD_ESCAPES = frozenset({0x2E, 0x2F, 0x5C, 0x25, 0x3B, 0x23, 0x3F, 0x7F, 0xC0, 0xC1}) | frozenset(range(0x20))
 _PLAIN = re.compile(r"[A-Za-z0-9._~!$&'()*+,=:@%/-]*", re.ASCII)
+_VISIBLE = re.compile(r"[\x21-\x5b\x5d-\x7e]*", re.ASCII)  # no backslash either
 _TEMPLATE_SEGMENT = re.compile(r"[A-Za-z0-9._~!$&'()+,=:@-]+|\*{1,2}", re.ASCII)
 
 
@@ -28,7 +29,7 @@ def path_is_plain(raw: str) -> bool:
     escapes cut short, a fragment, bytes outside RFC 3986's set, and anything that does not begin with `/`."""
     if not raw.startswith("/") or len(raw) > MAX_PATH or "#" in raw:
         return False
-    if any(ord(char) <= 0x20 or ord(char) >= 0x7F or char == "\\" for char in raw):
+    if not _VISIBLE.fullmatch(raw):
         return False
     path = split_query(raw)
     if "//" in path or not _PLAIN.fullmatch(path):

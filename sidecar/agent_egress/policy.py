@@ -57,6 +57,8 @@ SSH_PORT = 22
 TLS_PORTS = frozenset({443, 8443})
 """On these a tunnel must begin with a TLS hello, whose SNI is compared; on others a client may speak anything."""
 
+MAX_MEMO = 4096
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -98,6 +100,16 @@ def _deny(reason: str, rule: Rule | None = None) -> Decision:
 def decide_name(policy: Policy, host: str, port: int) -> Decision:
     """May a client connect to this host (a name, or an address literal) and port? By name: what it resolves to is
     `decide_address`'s."""
+    known = policy.memo.get((host, port))
+    if isinstance(known, Decision):
+        return known
+    decision = _decide_name(policy, host, port)
+    if len(policy.memo) < MAX_MEMO and len(host) < 256:
+        policy.memo[host, port] = decision
+    return decision
+
+
+def _decide_name(policy: Policy, host: str, port: int) -> Decision:
     if policy.broken:
         return _deny(policy.broken)
     try:

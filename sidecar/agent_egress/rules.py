@@ -105,9 +105,8 @@ class Policy:
     credentials: tuple[Binding, ...] = ()
     broken: str = ""
     """Not part of the encoding: why nothing could be read, in a policy that denies everything for it."""
-    _cache: dict[str, tuple[tuple[Rule, ...], tuple[Rule, ...]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    memo: dict[tuple[str, int], object] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `policy` decided already, by host and port: agents ask for the same few hosts again and again."""
 
     @classmethod
     def parse(cls, data: bytes) -> Policy:
@@ -192,19 +191,13 @@ class Policy:
 
     def matching(self, host: str) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
         """The allow and the deny rules over a canonical name, most specific first."""
-        known = self._cache.get(host)
-        if known is not None:
-            return known
         found = list(self.by_name.get(host, ()))
         rest = host
         while "." in rest:
             rest = rest.split(".", 1)[1]
             found.extend(self.by_name.get("*." + rest, ()))
         found.sort(key=_order)
-        answer = tuple(r for r in found if r.action == "allow"), tuple(r for r in found if r.action == "deny")
-        if len(self._cache) < 4096:
-            self._cache[host] = answer
-        return answer
+        return tuple(r for r in found if r.action == "allow"), tuple(r for r in found if r.action == "deny")
 
 
 def _order(rule: Rule) -> tuple[bool, int, str, str]:

@@ -3,6 +3,7 @@ spelled. Each field arrives percent-escaped once; notes go back quoted. What the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -11,6 +12,8 @@ from agent_egress.identity import LOOPBACK4, LOOPBACK6
 from agent_egress.names import NameRefused, canonical_host
 
 FIXED_FORMAT = "%master_xaction %>rm %>rd %>rP %ssl::>sni %note{clt_conn_tag} %>la %>rp %>rs %>p"
+_WORD = re.compile(r"[A-Za-z0-9._:/-]+", re.ASCII)
+_UNPRINTABLE = re.compile(r"[^\x20-\x7e]")
 _FIXED = 11
 """The channel and the fields of FIXED_FORMAT."""
 
@@ -75,7 +78,9 @@ class Question:
 
 
 def _field(raw: str) -> str:
-    return "" if raw == "-" else unquote(raw, errors="surrogateescape")
+    if raw == "-":
+        return ""
+    return unquote(raw, errors="surrogateescape") if "%" in raw else raw
 
 
 def parse_question(line: bytes, *, headers: Sequence[str]) -> tuple[str, Question]:
@@ -133,7 +138,7 @@ def answer(channel: str, *, allowed: bool, notes: Iterable[tuple[str, str]]) -> 
 
 
 def _quote(value: str) -> str:
-    if value.isascii() and all(char.isalnum() or char in "-._:/" for char in value):
+    if _WORD.fullmatch(value):
         return value
-    clean = "".join(char if 0x20 <= ord(char) < 0x7F else "?" for char in value)
+    clean = _UNPRINTABLE.sub("?", value)
     return '"' + clean.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -117,7 +117,8 @@ def _judge_request(policy: Policy, question: Question, vault: Vault) -> Verdict:
         # 1: CONNECT evil, then Host: api inside it, carried api's real token to evil.
         if not same_host(tunnel.host, question.host) or tunnel.port != question.port:
             base = decide_name(policy, question.host, question.port)
-            return _refuse(policy, question, _no("another host than the tunnel's", base), why="tunnel")
+            refusal = _no("another host than the tunnel's", base)
+            return _refuse(policy, question, refusal, why="tunnel", swap=stray_decoy(vault, question))
         if question.sni and not same_host(question.sni, tunnel.host):
             return _refuse(policy, question, _no("the TLS hello names another host"), why="sni")
     by_name = decide_name(policy, question.host, question.port)
