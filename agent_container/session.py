@@ -68,6 +68,10 @@ class WorkspaceUse(BaseModel):
     """Where the private git directory lies in the container; none where the workspace holds its own."""
     hide: tuple[str, ...] = ()
     protect: tuple[str, ...] = ()
+    covered: tuple[str, ...] = ()
+    """Protected paths that a mount holds."""
+    protected: tuple[tuple[str, str], ...] = ()
+    """The other protected paths of a bound tree, each with its digest before the start."""
     base: str | None = None
     """The commit where the work began; none until the workspace is prepared."""
     head: str | None = None

@@ -113,6 +113,8 @@ class Stack:
     volumes: tuple[Volume, ...]
     files: tuple[tuple[str, str], ...]
     """Rendered sidecar files, name to text; bound read-only at /etc/agent-egress. No secret stands in them."""
+    placeholders: tuple[str, ...] = ()
+    """Variables of the agent whose values are made anew for every session."""
 
     @property
     def digest(self) -> str:

@@ -50,7 +50,7 @@ def base_environment() -> tuple[tuple[str, str], ...]:
 def agent_container(
     *,
     image: str,
-    uid: int,
+    user: str,
     environment: tuple[tuple[str, str], ...],
     workspace: tuple[Mount, ...],
     mounts: tuple[Mount, ...],
@@ -65,11 +65,12 @@ def agent_container(
         Mount(kind="volume", source="ca", target=CA_DIR, read_only=True),
     )
     memory = (Mount(kind="volume", source="memory", target=MEMORY),) if memory_volume else ()
+    uid = int(user.split(":", 1)[0])
     taken = {name for name, _ in base}
     return Container(
         service="agent",
         image=image,
-        user=f"{uid}:{uid}",
+        user=user,
         environment=base + tuple((name, value) for name, value in environment if name not in taken),
         working_dir=WORKSPACE,
         mounts=(*volumes, *memory, *workspace, *mounts),

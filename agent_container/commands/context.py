@@ -41,6 +41,8 @@ class Context:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     report: Callable[[str], None] = _ignore
     """One line a finished step, in the past tense."""
+    progress: Callable[[str], None] = _ignore
+    """What a long step is doing just now."""
     now: Callable[[], datetime] = _now
     entropy: Callable[[int], bytes] = os.urandom
 

@@ -132,7 +132,7 @@ def spool_path(turn: str) -> str:
 
 def _sources(engine: Engine, state: SessionState) -> list[Source]:
     agent, egress = state.container("agent"), state.container("egress")
-    never = state.phase is Phase.CREATED
+    opened = bool(state.policy_digest)
     return [
         Source(
             name="the runner's spool",
@@ -144,7 +144,7 @@ def _sources(engine: Engine, state: SessionState) -> list[Source]:
             name="the receipts",
             into=RECEIPTS,
             read=lambda: engine.read_archive(egress, RECEIPTS_FILE) if egress else iter(()),
-            optional=never or egress is None,
+            optional=not opened,
         ),
     ]
 

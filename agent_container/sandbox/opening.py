@@ -23,7 +23,7 @@ from agent_container.engine.protocol import ContainerState, Created, Engine, Rep
 from agent_container.errors import EngineError, SidecarError
 from agent_container.render.compose import FILES_TARGET, render_compose
 from agent_container.sandbox.control import Ready, SealedCredential, SidecarControl
-from agent_container.session import Phase, SessionState
+from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.stack import Container, Mount, Stack
 from agent_container.store import Store
 
@@ -39,7 +39,7 @@ class Opening:
     state: SessionState
     chain_key: bytes
     credentials: tuple[SealedCredential, ...]
-    prepare: Callable[[], None]
+    prepare: Callable[[], WorkspaceUse]
     """Fills the workspace; runs while the sidecar starts, and has ended before the agent's container does."""
     deadline_s: float | None
 
@@ -69,7 +69,7 @@ def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Repo
         ready = _start_sidecar(engine, created.egress, opening)
         state = store.sessions.save(state.updated(phase=Phase.OPENED, policy_digest=ready.policy_digest))
         report("Started the egress sidecar; its rules are loaded and verified")
-        preparing.result()
+        state = store.sessions.save(state.updated(workspace=preparing.result()))
     control = SidecarControl(engine, created.egress)
     if opening.deadline_s is not None:
         control.deadline(opening.deadline_s)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from threading import Event as Flag
+from dataclasses import dataclass
 
 from agent_container.agents import AgentProfile
 from agent_container.engine.protocol import Engine
@@ -52,8 +51,10 @@ class TurnWatch:
     time_s: float
     idle_s: float
     on_event: Callable[[Event], None]
-    stop: Flag = field(default_factory=Flag)
-    stop_reason: str = "stopped by its user"
+    stop: Callable[[], str | None]
+    """Why the turn is to end now, as a signal to this process said; None while it may go on."""
+    stop_requested: Callable[[], bool]
+    """Whether another process asked for its end."""
 
 
 class _Ended(Exception):
@@ -137,12 +138,16 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
     if now - progress.last_check >= CHECK_EVERY_S:
         progress.last_check = now
         _check_alive(watch)
+        if progress.asked_to_stop is None and watch.stop_requested():
+            _ask_to_stop(watch, progress, TurnEnd(Outcome.INTERRUPTED, "stopped by its user"))
+            return
     if progress.asked_to_stop is not None:
         if now - progress.asked_at > RUNNER_SLACK_S:
             raise _Ended(progress.asked_to_stop)
         return
-    if watch.stop.is_set():
-        _ask_to_stop(watch, progress, TurnEnd(Outcome.INTERRUPTED, watch.stop_reason))
+    reason = watch.stop()
+    if reason is not None:
+        _ask_to_stop(watch, progress, TurnEnd(Outcome.INTERRUPTED, reason))
     elif now - progress.started > watch.time_s + RUNNER_SLACK_S:
         _ask_to_stop(watch, progress, timed_out(watch.time_s))
     elif now - progress.last_output > watch.idle_s + RUNNER_SLACK_S:

@@ -1,0 +1,199 @@
+"""From a directory to everything that its sandbox would be: spec, agent, user, policy. Reads; changes nothing.
+
+Every verb that works on a project begins here, so that `plan`, `up` and `run` can never disagree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from agent_container.agents import PROFILES, AgentProfile, profile_of
+from agent_container.commands.context import Context
+from agent_container.credentials import Credential, parse_credential
+from agent_container.errors import ApprovalNeeded, SpecError, UsageError
+from agent_container.image_plan import DEFAULT_BASE, SIDECAR_UIDS, choose_uid
+from agent_container.project import Project, find_project, read_spec
+from agent_container.settings import host_addresses, host_resolvers
+from agent_container.spec import KNOWN_AGENTS, KnownAgent, ProjectSpec, default_spec, load_spec
+from agent_container.stack_policy import GrantedCredential, effective_policy, granted_credentials
+from agent_container.trust import Grants, check, grants_of, parse_grants
+from agent_container.workspace.tree import TreeFacts, inspect_tree
+from agent_egress.policy import Policy
+
+UNUSABLE_GIDS = frozenset({0, *SIDECAR_UIDS})
+
+Mode = Literal["bind", "clone"]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A project resolved against this host."""
+
+    project: Project
+    spec: ProjectSpec
+    profile: AgentProfile
+    mode: Mode
+    facts: TreeFacts
+    uid: int
+    gid: int
+    grants: Grants
+    granted: tuple[GrantedCredential, ...]
+    policy: Policy
+    resolvers: tuple[str, ...]
+    upstream_ca: str
+    """`public`, or PEM text of more roots."""
+
+    @property
+    def user(self) -> str:
+        """The agent's `uid:gid`."""
+        return f"{self.uid}:{self.gid}"
+
+
+def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = None, mode: str | None = None) -> Resolved:
+    """Reads and resolves. Raises SpecError or UsageError with everything that is wrong."""
+    project = find_project(ctx.directory, ctx.spec_path)
+    spec = read_project_spec(project, agent=agent)
+    profile = profile_of(spec)
+    chosen = cast("Mode", mode or spec.workspace.mode or ("bind" if verb == "up" else "clone"))
+    facts = inspect_tree(project.root, home=Path(ctx.environ.get("HOME") or "/"))
+    uid = _choose_uid(facts, chosen)
+    granted = granted_credentials(spec, load_credentials(ctx), implied=profile.credential)
+    policy = effective_policy(spec, agent_hosts=profile.hosts, credentials=granted, host_addresses=host_addresses())
+    resolvers = ctx.settings.resolvers or host_resolvers()
+    if not resolvers:
+        raise UsageError(
+            "this host has no resolver that a container could ask",
+            details=("/etc/resolv.conf names none but loopback addresses",),
+            hint="name one: `resolvers: [ADDRESS]` in the configuration file",
+        )
+    return Resolved(
+        project=project,
+        spec=spec,
+        profile=profile,
+        mode=chosen,
+        facts=facts,
+        uid=uid,
+        gid=facts.owner_gid if chosen == "bind" and facts.owner_gid not in UNUSABLE_GIDS else uid,
+        grants=asked_grants(ctx, project, spec, profile),
+        granted=granted,
+        policy=policy,
+        resolvers=tuple(resolvers),
+        upstream_ca=_upstream_ca(ctx.settings.upstream_ca),
+    )
+
+
+def read_project_spec(project: Project, *, agent: str | None = None) -> ProjectSpec:
+    """The project's spec, or the defaults where there is none. `agent` stands in for a missing spec alone."""
+    if project.spec_path is None:
+        if agent is not None and agent not in KNOWN_AGENTS:
+            raise UsageError(f"no agent is called {agent}", details=(f"known: {', '.join(KNOWN_AGENTS)}",))
+        return default_spec(default_name=project.name, agent=cast("KnownAgent", agent or "claude"))
+    spec = load_spec(read_spec(project.spec_path), path=project.spec_path, default_name=project.name)
+    if agent is not None and agent != spec.agent_name:
+        raise UsageError(
+            f"the spec names agent {spec.agent_name}, --agent says {agent}",
+            hint=f"change `agent:` in {project.spec_path}, or leave --agent out",
+        )
+    return spec
+
+
+def load_credentials(ctx: Context) -> list[Credential]:
+    """Every credential of the store, opened; none where there is nothing sealed."""
+    found = []
+    for name in ctx.store.credentials.names():
+        body = ctx.store.credentials.load(name)
+        if body is not None:
+            found.append(parse_credential(body, name=name))
+    return found
+
+
+def asked_grants(ctx: Context, project: Project, spec: ProjectSpec, profile: AgentProfile) -> Grants:
+    """What the spec asks for, the image's digest and the agent's own hosts included."""
+    base = spec.image.base
+    digests = {}
+    if base != DEFAULT_BASE and "@" not in base:
+        image = ctx.engine.image_id(base)
+        if image is not None:
+            digests[base] = image
+    also = [f"agent host {host}" for host in profile.hosts]
+    return grants_of(spec, image_digests=digests, also=also)
+
+
+def approve(ctx: Context, resolved: Resolved, *, accept: str | None) -> None:
+    """Returns when the user has said yes to all that the spec asks for, and keeps that yes.
+
+    Raises ApprovalNeeded with the difference. Nothing was built or changed until then.
+    """
+    body = ctx.store.approvals.load(resolved.project.id)
+    approved = parse_grants(body) if body is not None else None
+    check(approved, resolved.grants, accept)
+    if approved != resolved.grants:
+        ctx.store.approvals.save(resolved.project.id, resolved.grants.encode())
+
+
+def approval_lines(ctx: Context, resolved: Resolved) -> Sequence[str]:
+    """What a yes is missing for, as `plan` shows it; one line when nothing is."""
+    body = ctx.store.approvals.load(resolved.project.id)
+    try:
+        check(parse_grants(body) if body is not None else None, resolved.grants, None)
+    except ApprovalNeeded as needed:
+        return (needed.message, *needed.diff, f"digest {needed.digest[:12]}")
+    return ("approved",)
+
+
+def _choose_uid(facts: TreeFacts, mode: Mode) -> int:
+    try:
+        return choose_uid(
+            passwd=_text(Path("/etc/passwd")),
+            subuid=_text(Path("/etc/subuid")),
+            owner=facts.owner_uid if mode == "bind" else None,
+        )
+    except SpecError as error:
+        if mode != "bind":
+            raise
+        raise UsageError(
+            error.message,
+            details=(f"{facts.root} belongs to uid {facts.owner_uid}; the agent works as the owner of what it binds",),
+            hint="let it work in a clone: add --clone, or `workspace: {mode: clone}`",
+        ) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+SYSTEM_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+
+
+def _upstream_ca(setting: str) -> str:
+    """The PEM text behind `upstream_ca`: whom the sidecar believes besides the public roots."""
+    if setting == "public":
+        return "public"
+    paths = SYSTEM_BUNDLES if setting == "system" else (setting,)
+    path = next((Path(p) for p in paths if os.access(p, os.R_OK)), None)
+    if path is None:
+        raise UsageError(
+            f"upstream_ca: {paths[0]} cannot be read", hint="correct `upstream_ca` in the configuration file"
+        )
+    return certificates_of(path.read_text(errors="replace"), origin=str(path))
+
+
+def certificates_of(text: str, *, origin: str) -> str:
+    """The certificates of a PEM file, without the remarks around them. Raises UsageError when there is none."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    parts = [part.split(end)[0] for part in text.split(begin)[1:]]
+    if not parts:
+        raise UsageError(f"{origin} holds no certificate in PEM form")
+    return "".join(f"{begin}{part}{end}\n" for part in parts)
+
+
+def known_agents() -> str:
+    """The agents that this version runs, in words."""
+    return ", ".join(PROFILES)

@@ -1,0 +1,274 @@
+"""`run`: one task in a session of its own, from the task's words to the published record.
+
+The order is the safety: approval before images, the session in the store before anything in Docker, the record on disk
+before anything is removed. Whatever ends this process in between, `recovery` finishes from the session's state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+from agent_container.commands.context import Context
+from agent_container.commands.imaging import make_images
+from agent_container.commands.recovery import reap_orphans
+from agent_container.commands.resolve import Resolved, approve, resolve
+from agent_container.commands.starting import NeverStarted, Start, close_failed, start_session
+from agent_container.errors import AgentContainerError, EngineError, UsageError
+from agent_container.events import Event
+from agent_container.ids import ID_PATTERN, new_id
+from agent_container.records import Outcome, RunRecord
+from agent_container.sandbox.closing import close_run
+from agent_container.sandbox.recording import Closing
+from agent_container.sandbox.runner import RunnerClient, TurnRequest
+from agent_container.sandbox.turn import TurnEnd, TurnWatch, follow_turn
+from agent_container.session import Phase
+from agent_container.stack_agent import WORKSPACE
+from agent_container.workspace.result import fetch_result
+
+MAX_TASK_BYTES = 1024 * 1024
+DETACH_WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run."""
+
+    record: RunRecord
+    directory: Path
+    next_command: str | None
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A run that goes on without this process."""
+
+    run: str
+    pid: int
+
+
+def read_task(task: str | None, file: Path | None, *, stdin: BinaryIO, verbs: Sequence[str]) -> str:
+    """The task's words, from an argument, a file or stdin. Raises UsageError for none, two, or what is no text."""
+    if (task is None) == (file is None):
+        raise UsageError(
+            "give one task: as an argument, with -F FILE, or `-` for stdin", hint='agent-container run "what to do"'
+        )
+    if file is not None:
+        try:
+            raw, origin = file.read_bytes(), str(file)
+        except OSError as error:
+            raise UsageError(f"the task file {file} cannot be read: {error.strerror}") from None
+    elif task == "-":
+        raw, origin = stdin.read(MAX_TASK_BYTES + 1), "stdin"
+    else:
+        raw, origin = os.fsencode(task or ""), "the task"
+        if task in verbs and "--" not in sys.argv:
+            raise UsageError(
+                f"`run {task}` would hand the word {task!r} to the agent",
+                hint=f"agent-container runs {task}   (or, if it is the task: agent-container run -- {task})",
+            )
+    if len(raw) > MAX_TASK_BYTES:
+        raise UsageError(f"{origin} holds more than {MAX_TASK_BYTES} bytes")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{origin} is not UTF-8: byte {error.start + 1} is {raw[error.start]:#04x}") from None
+    if "\0" in text:
+        raise UsageError(f"{origin} holds a NUL character, which no program can be given")
+    if not text.strip():
+        raise UsageError(f"{origin} is empty", hint='agent-container run "what to do"')
+    return text
+
+
+def run_task(
+    ctx: Context,
+    task: str,
+    *,
+    accept: str | None,
+    agent: str | None,
+    model: str | None,
+    mode: str | None,
+    on_event: Callable[[Event], None],
+    run_id: str | None = None,
+) -> RunResult:
+    """Runs the task to its end and publishes its record. Raises before anything is made, or after all is closed."""
+    resolved = resolve(ctx, verb="run", agent=agent, mode=mode)
+    approve(ctx, resolved, accept=accept)
+    images = make_images(ctx, resolved)
+    reap_orphans(ctx, resolved.project.id)
+    session = _run_id(ctx, run_id)
+    with ctx.store.sessions.lock(session, doing="run"), _signals() as stop:
+        started_monotonic = time.monotonic()
+        start = Start(resolved=resolved, images=images, session=session, kind="run", task=task, model=model)
+        try:
+            opened = start_session(ctx, start)
+        except (AgentContainerError, KeyboardInterrupt) as error:
+            interrupted = isinstance(error, KeyboardInterrupt) or stop.reason is not None
+            close_failed(ctx, resolved, session, error=error, interrupted=interrupted)
+            if interrupted or not isinstance(error, AgentContainerError):
+                raise KeyboardInterrupt from None
+            raise NeverStarted(error.message, details=error.details, hint=error.hint) from None
+        end = _turn(ctx, resolved, session, task, model=model, stop=stop, on_event=on_event)
+        closing = Closing(
+            state=ctx.store.sessions.load(session),
+            end=end,
+            profile=resolved.profile,
+            ended=ctx.now(),
+            duration_s=time.monotonic() - started_monotonic,
+            posture=opened.posture,
+            engine_version=ctx.engine.ping(),
+        )
+        closed = close_run(ctx.engine, ctx.store, closing, report=ctx.report)
+    next_command = fetch_work(ctx, resolved, closed.place.path, session)
+    return RunResult(record=closed.record, directory=closed.place.path, next_command=next_command)
+
+
+def _turn(
+    ctx: Context,
+    resolved: Resolved,
+    session: str,
+    task: str,
+    *,
+    model: str | None,
+    stop: _Stop,
+    on_event: Callable[[Event], None],
+) -> TurnEnd:
+    """Starts the one turn of a run and follows it."""
+    state = ctx.store.sessions.load(session)
+    egress, agent = state.container("egress"), state.container("agent")
+    if egress is None or agent is None:
+        raise EngineError(f"session {session} has lost its containers")
+    launch = resolved.profile.headless(task, model or resolved.spec.model)
+    limits = resolved.spec.limits
+    watch = TurnWatch(
+        engine=ctx.engine,
+        egress=egress,
+        agent=agent,
+        turn=session,
+        profile=resolved.profile,
+        time_s=limits.time_s,
+        idle_s=limits.idle_s,
+        on_event=on_event,
+        stop=stop,
+        stop_requested=lambda: ctx.store.sessions.stop_requested(session),
+    )
+    try:
+        with RunnerClient.connect(ctx.engine, agent) as runner:
+            ctx.store.sessions.save(state.updated(phase=Phase.RUNNING))
+            runner.start_turn(
+                TurnRequest(
+                    turn=session,
+                    argv=launch.argv,
+                    environment=launch.environment,
+                    cwd=WORKSPACE,
+                    stdin=launch.stdin,
+                    time_s=limits.time_s,
+                    idle_s=limits.idle_s,
+                )
+            )
+    except EngineError as error:
+        return TurnEnd(Outcome.NEVER_STARTED, str(error))
+    ctx.report("Started the agent")
+    return follow_turn(watch)
+
+
+def fetch_work(ctx: Context, resolved: Resolved, record: Path, run: str) -> str | None:
+    """Fetches the work into `refs/agent/<run>`; the command that brings it to the user. A refusal is only told."""
+    bundle = record / "workspace.bundle"
+    if not bundle.exists():
+        return None
+    command = f"agent-container runs apply {run}"
+    if resolved.facts.kind != "git":
+        return command
+    try:
+        fetch_result(resolved.facts, bundle, run=run, environ=ctx.environ)
+    except AgentContainerError as error:
+        ctx.report(f"Kept the work in the record alone: {error.message}")
+    return command
+
+
+def run_detached(
+    ctx: Context, task: str, *, accept: str | None, agent: str | None, model: str | None, mode: str | None
+) -> Detached:
+    """Hands the run to a process of its own, and returns when its agent works or it has failed."""
+    resolved = resolve(ctx, verb="run", agent=agent, mode=mode)
+    approve(ctx, resolved, accept=accept)
+    make_images(ctx, resolved)
+    session = _run_id(ctx, None)
+    argv = [sys.executable, "-m", "agent_container.cli", "--no-input", "-q", "-C", str(ctx.directory.resolve())]
+    if ctx.spec_path is not None:
+        argv += ["-f", str(ctx.spec_path)]
+    argv += ["run", "--run-id", session]
+    for flag, value in (("--agent", agent), ("--model", model)):
+        argv += [flag, value] if value else []
+    argv += [f"--{mode}"] if mode else []
+    log = ctx.store.sessions.rendered_dir(session).parent / "driver.log"
+    ctx.store.writer.make_dir(log.parent)
+    with log.open("wb") as sink:
+        child = subprocess.Popen(
+            [*argv, "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=sink,
+            start_new_session=True,
+            env=dict(ctx.environ),
+        )
+    if child.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(task.encode())
+    deadline = time.monotonic() + DETACH_WAIT_S
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            if child.returncode == 0 or ctx.store.runs.place(resolved.project.id, session).path.is_dir():
+                break  # it was quick
+            words = log.read_text(errors="replace").strip().splitlines()[-8:]
+            raise EngineError("the run did not start", details=words)
+        with contextlib.suppress(AgentContainerError):
+            if ctx.store.sessions.load(session).phase is Phase.RUNNING:
+                break
+        time.sleep(0.1)
+    return Detached(run=session, pid=child.pid)
+
+
+def _run_id(ctx: Context, given: str | None) -> str:
+    if given is not None and not ID_PATTERN.fullmatch(given):
+        raise UsageError(f"{given!r} is no run id")
+    return given or new_id(ctx.now(), ctx.entropy(3))
+
+
+class _Stop:
+    """Raised by a signal, read by the loop that follows the turn."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def __call__(self) -> str | None:
+        return self.reason
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Stop]:
+    """INT, TERM and HUP end the turn in order: the agent is stopped, the record written. A second INT is final."""
+    stop = _Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        if stop.reason is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.reason = f"interrupted by {signal.Signals(number).name}"
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,232 @@
+"""From a Stack's ingredients to a sandbox whose agent's container runs idle, for `up` and `run` alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent_container.commands.context import Context
+from agent_container.commands.imaging import Images
+from agent_container.commands.resolve import Resolved
+from agent_container.commands.stacking import comparable, is_subnet_clash, plan_stack, with_subnet
+from agent_container.credential_kinds import make_decoy
+from agent_container.credentials import parse_credential
+from agent_container.errors import AgentContainerError, EngineError, UsageError
+from agent_container.records import Outcome
+from agent_container.sandbox.closing import Closed, close_run, throwaway
+from agent_container.sandbox.control import SealedCredential
+from agent_container.sandbox.opening import Opened, Opening, open_sandbox
+from agent_container.sandbox.recording import Closing
+from agent_container.sandbox.turn import TurnEnd
+from agent_container.session import MountUse, SessionLimits, SessionState, WorkspaceUse
+from agent_container.stack import Stack
+from agent_container.store import Phase, default_roots
+from agent_container.workspace.mounts import HostPaths
+from agent_container.workspace.plan import WorkspacePlan, plan_workspace
+from agent_container.workspace.prepare import UserGit, prepare_workspace, write_files
+from agent_container.workspace.protected import protected_state
+
+CHAIN_KEY_BYTES = 32
+SUBNET_ATTEMPTS = 6
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is to be started."""
+
+    resolved: Resolved
+    images: Images
+    session: str
+    kind: Literal["up", "run"]
+    task: str | None = None
+    model: str | None = None
+    previous: str | None = None
+
+
+class NeverStarted(AgentContainerError):
+    """A run whose sandbox did not come up; its record says why."""
+
+    exit_code = 15
+
+
+@dataclass(frozen=True)
+class Decoys:
+    """Placeholders made for one session, and what the sidecar swaps them for."""
+
+    environment: tuple[tuple[str, str], ...]
+    credentials: tuple[SealedCredential, ...]
+
+
+def start_session(ctx: Context, start: Start) -> Opened:
+    """Opens the sandbox. Raises EngineError or SidecarError; the caller closes what is there."""
+    resolved = start.resolved
+    decoys = make_decoys(ctx, resolved)
+    ctx.store.policies.save(resolved.policy.encode())
+    workspace = plan_session_workspace(ctx, resolved, start.session)
+    directory = ctx.store.sessions.rendered_dir(start.session).parent / "mounts"
+    ctx.store.writer.make_dir(directory)
+    write_files(workspace, directory)
+    stack = plan_stack(
+        ctx,
+        resolved,
+        start.images,
+        session=start.session,
+        kind=start.kind,
+        workspace=workspace,
+        host=host_paths(ctx),
+        decoys=decoys.environment,
+    )
+    deadline = float(resolved.spec.limits.time_s) if start.kind == "run" else None
+    for attempt in range(SUBNET_ATTEMPTS):
+        placed = with_subnet(stack, ctx.engine, pool=ctx.settings.network.pool, attempt=attempt)
+        state = _state(ctx, start, placed, decoys)
+        opening = Opening(
+            stack=placed,
+            state=state,
+            chain_key=_chain_key(ctx, start.session),
+            credentials=decoys.credentials,
+            prepare=_preparation(ctx, start, placed, state, workspace),
+            deadline_s=deadline,
+        )
+        try:
+            return open_sandbox(ctx.engine, ctx.store, opening, report=ctx.report)
+        except EngineError as error:
+            if not is_subnet_clash(error) or attempt == SUBNET_ATTEMPTS - 1:
+                raise
+            ctx.engine.remove_session(start.session, volumes=())
+    raise EngineError("no free subnet was found")
+
+
+def _chain_key(ctx: Context, session: str) -> bytes:
+    """The session's chain key: made once, and the same one when opening is tried again."""
+    try:
+        return ctx.store.sessions.load_chain_key(session)
+    except AgentContainerError:
+        return ctx.entropy(CHAIN_KEY_BYTES)
+
+
+def make_decoys(ctx: Context, resolved: Resolved) -> Decoys:
+    """A placeholder for each credential that the project may use, of the form that the real one has."""
+    environment: list[tuple[str, str]] = []
+    sealed: list[SealedCredential] = []
+    for granted in resolved.granted:
+        body = ctx.store.credentials.load(granted.name)
+        if body is None:
+            raise UsageError(
+                f"credential {granted.name} is gone", hint=f"agent-container credential set {granted.name}"
+            )
+        decoy = make_decoy(granted.kind, ctx.entropy(32))
+        environment += [(name, decoy) for name in granted.binding.env]
+        secret = parse_credential(body, name=granted.name).secret.reveal()
+        sealed.append(SealedCredential(name=granted.name, decoy=decoy, secret=secret))
+    return Decoys(environment=tuple(environment), credentials=tuple(sealed))
+
+
+def plan_session_workspace(ctx: Context, resolved: Resolved, session: str) -> WorkspacePlan:
+    """How the project reaches the agent, and what the agent cannot change of it. Raises UsageError."""
+    return plan_workspace(
+        resolved.facts,
+        mode=resolved.mode,
+        host=host_paths(ctx),
+        user=resolved.user,
+        directory=ctx.store.sessions.rendered_dir(session).parent / "mounts",
+        protect=resolved.spec.workspace.protect,
+        hide=resolved.spec.workspace.hide,
+    )
+
+
+def host_paths(ctx: Context) -> HostPaths:
+    """What a sandbox never sees of this host."""
+    roots = default_roots(ctx.environ)
+    return HostPaths(home=Path(ctx.environ.get("HOME") or "/"), stores=(roots.data, roots.state, roots.config))
+
+
+def _preparation(
+    ctx: Context, start: Start, stack: Stack, state: SessionState, plan: WorkspacePlan
+) -> Callable[[], WorkspaceUse]:
+    resolved = start.resolved
+    names = {volume.key: volume.name for volume in stack.volumes}
+
+    def prepare() -> WorkspaceUse:
+        readied = prepare_workspace(
+            throwaway(ctx.engine, ctx.store, state, image=stack.agent.image),
+            resolved.facts,
+            plan,
+            names=names,
+            run=start.session,
+            user_git=UserGit(ignore=_user_ignore(ctx)),
+        )
+        for warning in readied.warnings:
+            ctx.report(f"Note: {warning}")
+        before = protected_state(resolved.project.root, plan.protect, covered=plan.covered)
+        prepared = readied.prepared
+        return WorkspaceUse(
+            mode=plan.mode,
+            user=resolved.user,
+            mounts=tuple(MountUse(kind=m.kind, source=m.source, target=m.target) for m in plan.named(names)),
+            git_dir=plan.git_dir,
+            hide=plan.hide,
+            protect=plan.protect,
+            covered=plan.covered,
+            protected=tuple(sorted(before.items())) if plan.mode == "bind" else (),
+            base=prepared.base if prepared else None,
+            head=prepared.head if prepared else None,
+            carried=prepared.carried if prepared else False,
+        )
+
+    return prepare
+
+
+def _user_ignore(ctx: Context) -> str:
+    """The user's own ignore rules (gitignore(5)), so that what they never commit is not carried."""
+    config = ctx.environ.get("XDG_CONFIG_HOME") or str(Path(ctx.environ.get("HOME") or "/") / ".config")
+    try:
+        return (Path(config) / "git" / "ignore").read_text(errors="replace")[:65536]
+    except OSError:
+        return ""
+
+
+def _state(ctx: Context, start: Start, stack: Stack, decoys: Decoys) -> SessionState:
+    resolved = start.resolved
+    limits = resolved.spec.limits
+    images = ctx.engine
+    return SessionState(
+        id=start.session,
+        project_id=resolved.project.id,
+        project_root=str(resolved.project.root),
+        project_name=resolved.spec.name,
+        kind=start.kind,
+        created=ctx.now(),
+        owner_pid=os.getpid(),
+        phase=Phase.CREATED,
+        stack_digest=comparable(stack).digest,
+        spec_digest=resolved.grants.digest,
+        compose_project=stack.compose_project,
+        volumes=tuple(volume.name for volume in stack.volumes if not volume.keep),
+        images=(
+            ("egress", images.image_id(stack.egress.image) or ""),
+            ("agent", images.image_id(stack.agent.image) or ""),
+        ),
+        agent=resolved.profile.name,
+        task=start.task,
+        limits=SessionLimits(time_s=limits.time_s, idle_s=limits.idle_s),
+        decoys=tuple((c.name, c.decoy) for c in decoys.credentials),
+        previous=start.previous,
+    )
+
+
+def close_failed(
+    ctx: Context, resolved: Resolved, session: str, *, error: BaseException, interrupted: bool
+) -> Closed | None:
+    """Closes a run whose sandbox did not come up, so that nothing is left half up. Its record says why."""
+    try:
+        state = ctx.store.sessions.load(session)
+    except AgentContainerError:
+        return None  # it failed before anything was made
+    outcome = Outcome.INTERRUPTED if interrupted else Outcome.NEVER_STARTED
+    words = "; ".join([str(error), *getattr(error, "details", ())[:3]]) or "interrupted while the sandbox came up"
+    closing = Closing(state=state, end=TurnEnd(outcome, words), profile=resolved.profile, ended=ctx.now())
+    return close_run(ctx.engine, ctx.store, closing, report=ctx.report)
