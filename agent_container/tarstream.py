@@ -88,8 +88,9 @@ class TarReader:
             size = member.size if extension.size is None else extension.size
             if member.kind in ("link", "symlink", "device", "fifo", "directory"):
                 size = 0  # these have no body, whatever the size field says
+            name = member.name if extension.name is None else extension.name
             member = Member(
-                name=member.name if extension.name is None else extension.name,
+                name=name.rstrip(b"/") if member.kind == "directory" else name,
                 kind="sparse" if extension.sparse else member.kind,
                 size=size,
             )
@@ -149,11 +150,8 @@ def _parse_header(header: bytes) -> Member:
     prefix = header[345:500].split(b"\0", 1)[0]
     if header[257:263] == b"ustar\0" and prefix:
         name = prefix + b"/" + name
-    flag = header[156:157]
-    kind = _KINDS.get(flag, "other")
-    if kind == "file" and name.endswith(b"/"):
-        kind = "directory"
-    return Member(name=name, kind=kind, size=_number(header[124:136]))
+    # A file is a file also when its name ends with "/": a long name that is cut at 100 bytes often does.
+    return Member(name=name, kind=_KINDS.get(header[156:157], "other"), size=_number(header[124:136]))
 
 
 def _number(field: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +63,7 @@ class Runs:
             )
         return found[0]
 
-    def _of_project(self, project_id: str) -> list[RunPlace]:
+    def _of_project(self, project_id: str) -> Sequence[RunPlace]:
         directory = self._directory / safe_name(project_id, what="project")
         published = [self.place(project_id, run) for run in _visible(directory)]
         there = {place.run_id for place in published}
