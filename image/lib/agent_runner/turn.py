@@ -296,7 +296,8 @@ class LiveTurn(Turn):
             self._detail = "; ".join(filter(None, (self._detail, f"{len(left)} processes could not be killed")))
             self._drain()
             return
-        process.kill(left)
+        # The leader first: a shell that sees its child killed would exit with a status of its own choosing.
+        process.kill(sorted(left, key=lambda pid: pid != self.pid))
         if self._sweeps == KILL_ALL_AFTER:
             process.kill_all()
         self._killed.update(left - {self.pid})

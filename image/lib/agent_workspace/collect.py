@@ -62,7 +62,10 @@ def collect(
     summary.update(numbers, head=repository.head, result=result, uncommitted=uncommitted)
     summary["commits"] = _count(repository, repository.head, [start, have])
     summary["submodules"] = [change.path for change in found if change.new_mode == GITLINK][:MAX_NAMES]
-    summary.update(_left_behind(repository, where, result))
+    left = _left_behind(repository, where, result)
+    listed = {os.path.relpath(path, str(tree)) for path in left["worktrees"] if path.startswith("/")}
+    summary["nested"] = [name for name in summary.get("nested", ()) if name not in listed]
+    summary.update(left)
     files = _artefacts(repository, floor, result, have, scratch=scratch, max_bytes=max_bytes, incomplete=incomplete)
     summary["incomplete"] = incomplete
     write_tar(out, summary, files)

@@ -132,12 +132,16 @@ def config_text(entries: Iterable[tuple[str, str]]) -> str:
             + '"'
         )
 
-    lines = []
+    lines: list[str] = []
+    last = ""
     for key, value in entries:
         section, _, rest = key.partition(".")
         subsection, _, name = rest.rpartition(".")
         escaped = subsection.replace("\\", "\\\\").replace('"', '\\"')
-        lines.append(f'[{section} "{escaped}"]' if subsection else f"[{section}]")
+        header = f'[{section} "{escaped}"]' if subsection else f"[{section}]"
+        if header != last:
+            lines.append(header)
+        last = header
         lines.append(f"\t{name} = {quoted(value)}")
     return "\n".join(lines) + "\n"
 

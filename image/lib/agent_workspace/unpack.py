@@ -16,6 +16,7 @@ from agent_workspace.tree import make_git_dir
 
 RECORD = "agent-container.json"
 """Beside HEAD: the commits that were there at the start. An agent that rewrites it only hides its own work."""
+ANSWER = ("head", "base", "carried", "unreadable", "nested")
 HOST_REMOTE = "refs/remotes/host/"
 """Where a second `unpack-gitdir` puts the project's branches, so that the agent's own are never moved."""
 
@@ -70,7 +71,7 @@ def unpack_git_dir(
     repository = Repository(private, scratch, clock)
     _receive(repository, source, objects=destination / "objects")
     if fresh:
-        refs = {**header["refs"], "refs/agent-container/base": header["base"]}
+        refs = {**header["refs"], f"refs/agent-container/{header['base']}": header["base"]}
         _write_refs(destination, {name: oid for name, oid in refs.items() if oid})
         head = header["head_branch"]
         (destination / "HEAD").write_text(f"ref: {head}\n" if head else f"{header['head']}\n")
@@ -80,7 +81,8 @@ def unpack_git_dir(
     for name, oid in {**header["refs"], "refs/heads/HEAD": header["head"]}.items():
         if oid and name.startswith("refs/heads/"):
             _write_loose(destination / HOST_REMOTE / name[len("refs/heads/") :], oid)
-    return {key: header[key] for key in ("head", "base", "carried")}
+    _write_loose(destination / "refs" / "agent-container" / header["base"], header["base"])
+    return {key: header[key] for key in ANSWER}
 
 
 def _layout(git_dir: Path, header: dict[str, Any]) -> None:
@@ -112,7 +114,7 @@ def _write_loose(path: Path, oid: str) -> None:
 
 
 def _answer(git_dir: Path, header: dict[str, Any]) -> dict[str, Any]:
-    answer = {key: header[key] for key in ("head", "base", "carried", "unreadable", "nested")}
+    answer = {key: header[key] for key in ANSWER}
     known = sorted({oid for oid in (*header.get("refs", {}).values(), header["head"], header["base"]) if oid})
     (git_dir / RECORD).write_text(json.dumps({**answer, "known": known}))
     return answer
