@@ -33,6 +33,7 @@ from agent_container.spec_yaml import (
 
 M = TypeVar("M", bound=BaseModel)
 MAX_PROBLEMS = 50
+MAX_EXPLAINED = 200
 
 Schema = dict[str, Any]  # a JSON Schema as pydantic makes it: JSON, and only read here
 
@@ -86,20 +87,21 @@ def load_model(
         result = model.model_validate({**(defaults or {}), **plain}, strict=True)
     except ValidationError as error:
         explain = _Explainer(document.root, model.model_json_schema(), secret)
-        problems += [explain(detail) for detail in error.errors(include_url=False, include_input=False)]
-        raise _error(path, problems) from None
+        details = error.errors(include_url=False, include_input=False)
+        problems += [explain(detail) for detail in details[:MAX_EXPLAINED]]
+        raise _error(path, problems, unexplained=len(details[MAX_EXPLAINED:])) from None
     if problems:
         raise _error(path, problems)
     return result, dict(_lines(document.root))
 
 
-def _error(path: Path, problems: list[Problem]) -> SpecError:
+def _error(path: Path, problems: list[Problem], *, unexplained: int = 0) -> SpecError:
     unique = sorted({(p.line, p.path, p.reason) for p in problems})
     name = shown(path.name, 200)
     details = [
         f"{name}:{line}: {where}: {reason}" if where else f"{name}:{line}: {reason}" for line, where, reason in unique
     ]
-    count = len(details)
+    count = len(details) + unexplained
     if count > MAX_PROBLEMS:
         details = [*details[:MAX_PROBLEMS], f"and {count - MAX_PROBLEMS} more"]
     return SpecError(f"{name} has {'a mistake' if count == 1 else f'{count} mistakes'}", details=details)
@@ -164,7 +166,8 @@ class _Explainer:
     def _sentence(self, expected: str, node: Node, where: str, *, kind: str) -> str:
         secret = any(where == top or where.startswith(top + ".") for top in self.secret)
         found = _found(node, secret=secret)
-        if isinstance(node, Scalar) and node.kind not in ("text", "null") and kind in _WANTS_TEXT:
+        wants_text = kind in _WANTS_TEXT and not expected.isdigit()
+        if isinstance(node, Scalar) and node.kind not in ("text", "null") and wants_text:
             return f'found {found}; for text, quote it: "{shown(node.text)}"'
         if kind != "value_error":
             return f"found {found}, expected {expected}"
