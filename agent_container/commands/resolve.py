@@ -15,16 +15,17 @@ from agent_container.agents import PROFILES, AgentProfile, profile_of
 from agent_container.commands.context import Context
 from agent_container.credentials import Credential, parse_credential
 from agent_container.errors import ApprovalNeeded, SpecError, UsageError
-from agent_container.image_plan import DEFAULT_BASE, SIDECAR_UIDS, choose_uid
+from agent_container.image_plan import DEFAULT_BASE, choose_uid
 from agent_container.project import Project, find_project, read_spec
 from agent_container.settings import host_addresses, host_resolvers
 from agent_container.spec import KNOWN_AGENTS, KnownAgent, ProjectSpec, default_spec, load_spec
 from agent_container.stack_policy import GrantedCredential, effective_policy, granted_credentials
 from agent_container.trust import Grants, check, grants_of, parse_grants
 from agent_container.workspace.tree import TreeFacts, inspect_tree
+from agent_egress.identity import DAEMON_UIDS
 from agent_egress.policy import Policy
 
-UNUSABLE_GIDS = frozenset({0, *SIDECAR_UIDS})
+UNUSABLE_GIDS = frozenset({0, *DAEMON_UIDS})
 
 Mode = Literal["bind", "clone"]
 

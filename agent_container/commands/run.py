@@ -111,11 +111,13 @@ def run_task(
         start = Start(resolved=resolved, images=images, session=session, kind="run", task=task, model=model)
         try:
             opened = start_session(ctx, start)
-        except (AgentContainerError, KeyboardInterrupt) as error:
+        except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt) or stop.reason is not None
             close_failed(ctx, resolved, session, error=error, interrupted=interrupted)
-            if interrupted or not isinstance(error, AgentContainerError):
+            if interrupted:
                 raise KeyboardInterrupt from None
+            if not isinstance(error, AgentContainerError):
+                raise
             raise NeverStarted(error.message, details=error.details, hint=error.hint) from None
         end = _turn(ctx, resolved, session, task, model=model, stop=stop, on_event=on_event)
         closing = Closing(
