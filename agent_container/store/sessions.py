@@ -126,6 +126,8 @@ class Sessions:
         directory = self.rendered_dir(session_id)
         for name, text in files.items():
             self._writer.write(directory / safe_name(name, what="rendered file"), text.encode(), mode=0o644)
+        # Not 0700: this directory itself is what the sidecar's uids see. The 0700 ones above it keep others out.
+        directory.chmod(0o755)
         return directory
 
     def sweep(self) -> int:
