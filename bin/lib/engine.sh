@@ -37,7 +37,7 @@ engine_up() {
 explain_engine() {
     local answer
     if have docker; then
-        answer=$(timeout 30 docker info 2>&1 >/dev/null | tail -n 1 || true)
+        answer=$(timeout 30 docker info 2>&1 || true)
         case $answer in
             *"permission denied"*)
                 die "Docker runs, but this user may not use it" "sudo usermod -aG docker $(id -un) && newgrp docker" \
