@@ -1,0 +1,292 @@
+"""Credentials: what is taken as a secret, that it is never shown, and bindings that a spec can only narrow."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_container.credential_kinds import KINDS, make_decoy
+from agent_container.credentials import (
+    Binding,
+    Credential,
+    SecretBytes,
+    bind,
+    covers,
+    narrow,
+    new_credential,
+    parse_credential,
+    read_secret,
+    rotated,
+)
+from agent_container.errors import SpecError, StoreError, UsageError
+from agent_container.spec import CredentialUse, load_spec
+from agent_egress.paths import match_path, template_is_valid
+from agent_egress.policy import Policy
+
+GENERIC = bind("generic", hosts=("api.test", "b.test"), methods=("GET", "POST"), paths=("/v1/**", "/me"))
+
+
+def credential(secret: bytes = b"sk-test-SECRET") -> Credential:
+    return new_credential("demo", "generic", secret=SecretBytes(secret), binding=GENERIC)
+
+
+REFUSED_SECRETS = {
+    "nothing": (b"", "is empty"),
+    "only a line end": (b"\n", "is empty"),
+    "a line end inside": (b"sk-test-SECRET\nX", "line end inside"),
+    "two line ends at the end": (b"sk-test-SECRET\n\n", "line end inside"),
+    "a carriage return inside": (b"sk-test-SECRET\rX", "line end inside"),
+    "a NUL": (b"sk-test-SECRET\0", "byte 15 of the secret"),
+    "a tab": (b"sk-test-SECRET\tX", "byte 15 of the secret"),
+    "a letter that no header carries": ("sk-test-SECRET€".encode(), "byte 15 of the secret"),
+    "an escape": (b"sk-test-SECRET\x1b[0m", "byte 15 of the secret"),
+    "spaces around": (b" sk-test-SECRET", "a space"),
+    "a whole file": (b"SECRET" * 4000, "the most is 16384"),
+}
+
+
+@pytest.mark.parametrize(("raw", "reason"), REFUSED_SECRETS.values(), ids=REFUSED_SECRETS)
+def test_a_secret_that_no_header_can_carry_is_refused_without_showing_it(raw: bytes, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as caught:
+        read_secret(raw)
+    shown = (
+        "".join(traceback.format_exception_only(caught.value)) + "".join(caught.value.details) + str(caught.value.hint)
+    )
+    assert "SECRET" not in shown
+
+
+@pytest.mark.parametrize(
+    ("raw", "noticed"), [(b"abc", False), (b"abc\n", True), (b"abc\r\n", True), (b"two words", False)]
+)
+def test_the_line_end_of_echo_is_cut_off_with_a_notice(raw: bytes, noticed: bool) -> None:
+    secret, notice = read_secret(raw)
+    assert secret.reveal() == raw.strip()
+    assert bool(notice) == noticed
+
+
+def test_a_secret_hides_from_everything_that_prints() -> None:
+    held = credential()
+    for text in (
+        repr(held),
+        str(held),
+        f"{held.secret}",
+        f"{held.secret!s:>40}",
+        "%s" % held.secret,
+        ascii(held.secret),
+    ):
+        assert "SECRET" not in text
+    with pytest.raises(TypeError):
+        pickle.dumps(held.secret)
+    with pytest.raises(TypeError):
+        copy.deepcopy(held)
+    with pytest.raises(TypeError):
+        json.dumps({"secret": held.secret})  # type: ignore[dict-item]
+    assert held.secret == SecretBytes(b"sk-test-SECRET")
+    assert held.secret != SecretBytes(b"x")
+    assert held.secret != b"sk-test-SECRET"
+
+
+def test_what_is_sealed_is_read_back() -> None:
+    held = credential()
+    assert parse_credential(held.encode(), name="demo") == held
+    assert rotated(held, SecretBytes(b"new")).binding == held.binding
+
+
+DAMAGED = {
+    "half of it": lambda body: body[: len(body) // 2],
+    "nothing": lambda _: b"",
+    "another name": lambda body: body.replace(b'"demo"', b'"other"'),
+    "another version": lambda body: body.replace(b'"version": 1', b'"version": 9'),
+    "another kind": lambda body: body.replace(b'"generic"', b'"alien"'),
+    "a key more in the binding": lambda body: body.replace(b'"port":', b'"pirate": 1, "port":'),
+    "a secret that is no text": lambda body: body.replace(b'"sk-test-SECRET"', b"7"),
+    "a secret with a line end": lambda body: body.replace(b"SECRET", b"SECRET\\nX"),
+    "a list": lambda _: b'["SECRET"]',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_entry_names_the_credential_and_not_its_content(damage: object) -> None:
+    with pytest.raises(StoreError, match="the credential demo") as caught:
+        parse_credential(damage(credential().encode()), name="demo")  # type: ignore[operator]
+    assert "SECRET" not in "".join(traceback.format_exception(caught.value, chain=True))
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "generic"])
+def test_every_kind_binds_by_itself_and_the_sidecar_takes_it(kind: str) -> None:
+    binding = bind(kind)
+    policy = Policy.parse(Policy(credentials=binding.rows(kind)).encode())
+    assert len(policy.credentials) == len(binding.hosts) * len(binding.formats)
+    assert binding.env
+    assert all(template_is_valid(path) for path in binding.paths)
+
+
+MINTING = {
+    "a deploy key": ("github", "/repos/acme/app/keys"),
+    "an installation's token": ("github", "/app/installations/1/access_tokens"),
+    "a runner's token": ("github", "/repos/acme/app/actions/runners/registration-token"),
+    "a user's key": ("github", "/user/keys"),
+    "a repository's secret": ("github", "/repos/acme/app/actions/secrets/X"),
+    "a web hook": ("github", "/repos/acme/app/hooks"),
+    "an Anthropic key": ("anthropic", "/v1/organizations/api_keys"),
+    "an Anthropic login": ("anthropic-oauth", "/v1/oauth/token"),
+    "an Anthropic evaluation": ("anthropic", "/api/eval/sdk-x"),
+    "an OpenAI key": ("openai", "/v1/organization/admin_api_keys"),
+    "an OpenAI session": ("openai", "/v1/realtime/sessions"),
+    "an OpenRouter key": ("openrouter", "/api/v1/keys"),
+}
+
+
+@pytest.mark.parametrize(("kind", "path"), MINTING.values(), ids=MINTING)
+def test_no_kind_reaches_a_path_that_mints(kind: str, path: str) -> None:
+    assert not any(match_path(template, path) for template in KINDS[kind].paths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("anthropic", "/v1/messages?beta=true"),
+        ("openai", "/v1/responses"),
+        ("google", "/v1beta/models/gemini-x:streamGenerateContent?alt=sse"),
+        ("github", "/repos/acme/app/pulls/7/reviews"),
+    ],
+)
+def test_what_agents_call_is_covered(kind: str, path: str) -> None:
+    assert any(match_path(template, path) for template in KINDS[kind].paths)
+
+
+BAD_BINDINGS = {
+    "no host": ({"paths": ("/**",)}, "hosts are missing"),
+    "no path": ({"hosts": ("api.test",)}, "paths are missing"),
+    "a wildcard host": ({"hosts": ("*.test",), "paths": ("/**",)}, "host"),
+    "an address as a host": ({"hosts": ("203.0.113.7",), "paths": ("/**",)}, "host"),
+    "a path that climbs": ({"hosts": ("api.test",), "paths": ("/../x",)}, "path"),
+    "a header that frames": ({"hosts": ("api.test",), "paths": ("/**",), "header": "Content-Length"}, "header"),
+    "a header with a line end": ({"hosts": ("api.test",), "paths": ("/**",), "header": "A\r\nB"}, "header"),
+    "a format without a place": ({"hosts": ("api.test",), "paths": ("/**",), "formats": ("Bearer",)}, "format"),
+    "TRACE": ({"hosts": ("api.test",), "paths": ("/**",), "methods": ("TRACE",)}, "method"),
+    "no port": ({"hosts": ("api.test",), "paths": ("/**",), "port": 0}, "port"),
+    "a variable of the loader": ({"hosts": ("api.test",), "paths": ("/**",), "env": ("LD_PRELOAD",)}, "env"),
+}
+
+
+@pytest.mark.parametrize(("given_", "word"), BAD_BINDINGS.values(), ids=BAD_BINDINGS)
+def test_a_binding_that_the_sidecar_would_refuse_is_refused_when_it_is_made(
+    given_: dict[str, object], word: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        bind("generic", **given_)  # type: ignore[arg-type]
+    assert word in "".join(caught.value.details)
+
+
+def test_hosts_are_bound_in_their_canonical_form() -> None:
+    assert bind("generic", hosts=("API.Test.", "api.test"), paths=("/**",)).hosts == ("api.test",)
+
+
+def test_an_unknown_kind_and_a_bad_name_are_refused() -> None:
+    with pytest.raises(UsageError, match="no kind of credential"):
+        bind("alien")
+    with pytest.raises(UsageError, match="cannot name a credential"):
+        new_credential("../x", "generic", secret=SecretBytes(b"x"), binding=GENERIC)
+
+
+def use(**fields: object) -> CredentialUse:
+    return CredentialUse(name="demo", **fields)  # type: ignore[arg-type]
+
+
+def test_a_spec_narrows_what_it_names_and_leaves_the_rest() -> None:
+    narrowed = narrow(GENERIC, use(hosts=("b.test",), methods=("GET",), paths=("/v1/items/*",), env="DEMO_KEY"))
+    assert narrowed == Binding(
+        hosts=("b.test",),
+        methods=("GET",),
+        paths=("/v1/items/*",),
+        header="Authorization",
+        formats=("Bearer {}",),
+        env=("DEMO_KEY",),
+    )
+    assert narrow(GENERIC, use()) == GENERIC
+
+
+WIDER = {
+    "another host": ({"hosts": ("api.test", "evil.test")}, ["host evil.test"]),
+    "a host below": ({"hosts": ("x.api.test",)}, ["host x.api.test"]),
+    "another method": ({"methods": ("GET", "DELETE")}, ["method DELETE"]),
+    "another path": ({"paths": ("/v2/x",)}, ["path /v2/x"]),
+    "everything": ({"paths": ("/**",)}, ["path /**"]),
+    "a star over a fixed path": ({"paths": ("/*",)}, ["path /*"]),
+    "all of it at once": (
+        {"hosts": ("c.test",), "methods": ("PUT",), "paths": ("/x",)},
+        ["host c.test", "method PUT", "path /x"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "named"), WIDER.values(), ids=WIDER)
+def test_a_spec_that_would_widen_is_refused_by_name(fields: dict[str, object], named: list[str]) -> None:
+    with pytest.raises(SpecError, match="asks for more") as caught:
+        narrow(GENERIC, use(**fields))
+    assert list(caught.value.details) == [f"not in its binding: {what}" for what in named]
+
+
+def test_a_use_read_from_a_spec_narrows_too() -> None:
+    text = b"credentials: [{name: demo, hosts: [API.test.], methods: [GET]}]"
+    spec = load_spec(text, path=Path("agent-container.yaml"), default_name="a")
+    assert narrow(GENERIC, spec.credentials[0]).hosts == ("api.test",)
+
+
+SEGMENTS = st.sampled_from(["a", "b", "*"])
+TEMPLATES = st.builds(
+    lambda head, tail: "/" + "/".join([*head, *tail]),
+    st.lists(SEGMENTS, min_size=1, max_size=3),
+    st.sampled_from([[], ["**"]]),
+)
+PATHS = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEMPLATES, TEMPLATES, PATHS)
+def test_a_template_that_is_covered_matches_nothing_more(outer: str, inner: str, path: str) -> None:
+    if covers(outer, inner) and match_path(inner, path):
+        assert match_path(outer, path)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "covered"),
+    [
+        ("/a", "/a", True),
+        ("/**", "/a/*", True),
+        ("/**", "/**", True),
+        ("/a/**", "/a/b/**", True),
+        ("/a/*/**", "/a/**", False),
+        ("/a/**", "/a", False),
+        ("/a/**", "/a/", False),
+        ("/a/*", "/a/**", False),
+        ("/*/x", "/a/x", True),
+        ("/a/x", "/*/x", False),
+    ],
+)
+def test_which_template_covers_which(outer: str, inner: str, covered: bool) -> None:
+    assert covers(outer, inner) is covered
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_placeholder_has_the_shape_of_the_real_thing_and_can_be_carried(kind: str) -> None:
+    decoy = make_decoy(kind, b"0123456789abcdef")
+    assert decoy.startswith(KINDS[kind].prefix)
+    assert len(decoy) == KINDS[kind].length
+    assert len(decoy) - len(KINDS[kind].prefix) >= 32
+    assert read_secret(decoy.encode())[1] is None
+    assert decoy == make_decoy(kind, b"0123456789abcdef")
+    assert decoy != make_decoy(kind, b"0123456789abcdeg")
+
+
+def test_a_placeholder_needs_real_randomness() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        make_decoy("openai", b"short")

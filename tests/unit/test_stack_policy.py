@@ -1,0 +1,181 @@
+"""The effective policy: every rule with its origin, and nothing that nobody asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_container.credentials import Credential, SecretBytes, bind
+from agent_container.errors import SpecError, UsageError
+from agent_container.spec import ProjectSpec, default_spec, load_spec
+from agent_container.stack_policy import contradictions, effective_policy, granted_credentials, with_live_rules
+from agent_egress.policy import Policy, Rule, decide_address, decide_name
+
+
+def load(text: str) -> ProjectSpec:
+    return load_spec(text.encode(), path=Path("agent-container.yaml"), default_name="acme")
+
+
+def stored(name: str, kind: str = "generic", *hosts: str) -> Credential:
+    more = {"hosts": hosts or ("api.test",), "paths": ("/v1/**",)} if kind == "generic" else {}
+    return Credential(name, kind, SecretBytes(b"x"), bind(kind, **more))  # type: ignore[arg-type]
+
+
+SPEC = """\
+agent: demo
+egress:
+  allow:
+    - github.com
+    - {host: git.test, ports: [22]}
+    - {host: llm.lan, ports: [1234], addresses: [10.20.0.0/16]}
+    - 10.30.0.0/16
+  deny: [ads.test, "*.github.com"]
+credentials: [{name: demo, hosts: [api.test]}]
+"""
+
+
+def test_every_rule_says_where_it_comes_from() -> None:
+    spec = load(SPEC)
+    granted = granted_credentials(spec, [stored("demo", "generic", "api.test", "b.test")])
+    policy = effective_policy(spec, agent_hosts=("model.test",), credentials=granted, host_addresses=("198.51.100.1",))
+    assert {(rule.text, rule.origin) for rule in policy.rules} == {
+        ("allow github.com", "spec egress.allow[0] line 4"),
+        ("allow git.test", "spec egress.allow[1] line 5"),
+        ("allow llm.lan", "spec egress.allow[2] line 6"),
+        ("allow 10.30.0.0/16", "spec egress.allow[3] line 7"),
+        ("deny ads.test", "spec egress.deny[0] line 8"),
+        ("deny *.github.com", "spec egress.deny[1] line 8"),
+        ("allow model.test", "agent demo"),
+        ("allow api.test", "credential demo"),
+    }
+    assert policy.host_addresses == ("198.51.100.1",)
+    assert [(row.name, row.host, row.port) for row in policy.credentials] == [("demo", "api.test", 443)]
+
+
+DECISIONS = {
+    "a host that is named": ("github.com", 443, True),
+    "its subdomain": ("api.github.com", 443, False),
+    "a host in capitals with a dot": ("GITHUB.com.", 443, True),
+    "a denied host in capitals with a dot": ("ADS.test.", 443, False),
+    "the port of another rule": ("github.com", 22, False),
+    "the port of this rule": ("git.test", 22, True),
+    "a port that this rule left out": ("git.test", 443, False),
+    "a host of a credential": ("api.test", 443, True),
+    "the same on a port that would carry the decoy": ("api.test", 80, False),
+    "a host that a credential was narrowed away from": ("b.test", 443, False),
+    "an address in a range": ("10.30.1.1", 443, True),
+    "an address beside it": ("10.31.1.1", 443, False),
+    "a host that nobody named": ("evil.test", 443, False),
+}
+
+
+@pytest.mark.parametrize(("host", "port", "allowed"), DECISIONS.values(), ids=DECISIONS)
+def test_what_the_spec_comes_to(host: str, port: int, allowed: bool) -> None:
+    spec = load(SPEC)
+    granted = granted_credentials(spec, [stored("demo", "generic", "api.test", "b.test")])
+    policy = effective_policy(spec, agent_hosts=("model.test",), credentials=granted)
+    assert decide_name(policy, host, port).allowed is allowed
+
+
+def test_a_name_reaches_the_private_range_it_was_given_and_no_other() -> None:
+    policy = effective_policy(load(SPEC))
+    assert decide_address(policy, "llm.lan", "10.20.0.5", 1234).allowed
+    assert not decide_address(policy, "llm.lan", "10.21.0.5", 1234).allowed
+    assert not decide_address(policy, "github.com", "10.20.0.5", 443).allowed
+
+
+@pytest.mark.parametrize("text", ["", "egress: {allow: []}", "egress: {allow: }", "egress:\n"])
+def test_an_empty_or_absent_list_leaves_only_what_the_agent_needs(text: str) -> None:
+    policy = effective_policy(load(text), agent_hosts=("model.test",))
+    assert [(rule.text, rule.ports) for rule in policy.rules] == [("allow model.test", (80, 443))]
+    assert effective_policy(load(text)).rules == ()
+
+
+def test_an_agent_of_ones_own_brings_its_hosts_with_their_ports() -> None:
+    spec = load("agent:\n  command: [x]\n  hosts:\n  - {host: a.test, ports: [8443]}\n")
+    policy = effective_policy(spec, agent_hosts=("a.test",))
+    assert [(rule.pattern, rule.ports, rule.origin) for rule in policy.rules] == [
+        ("a.test", (8443,), "spec agent.hosts[0] line 4")
+    ]
+
+
+def test_a_default_spec_has_origins_without_lines() -> None:
+    policy = effective_policy(default_spec(default_name="a", agent="demo"), agent_hosts=("model.test",))
+    assert [rule.origin for rule in policy.rules] == ["agent demo"]
+
+
+def test_the_policy_is_what_the_sidecar_reads_back() -> None:
+    policy = effective_policy(load(SPEC.replace("credentials", "#")))
+    assert Policy.parse(policy.encode()).digest == policy.digest
+
+
+def test_metadata_needs_the_switch_and_the_rule() -> None:
+    allowed = effective_policy(load("egress: {allow_metadata: true, allow: [169.254.169.254]}"))
+    assert decide_name(allowed, "169.254.169.254", 80).allowed
+    switch_alone = effective_policy(load("egress: {allow_metadata: true}"))
+    assert not decide_name(switch_alone, "169.254.169.254", 80).allowed
+
+
+def test_the_agents_own_credential_is_implied() -> None:
+    spec = default_spec(default_name="a")
+    (granted,) = granted_credentials(spec, [stored("mine", "anthropic"), stored("demo")], implied="anthropic")
+    assert (granted.name, granted.kind) == ("mine", "anthropic")
+    policy = effective_policy(spec, credentials=(granted,))
+    assert decide_name(policy, "api.anthropic.com", 443).action == "bump"
+
+
+IMPLIED = {
+    "the one that the spec names": ("credentials: [work]", ["work", "anthropic"], "work"),
+    "the one called like the kind": ("", ["anthropic", "work"], "anthropic"),
+    "the only one": ("", ["work"], "work"),
+}
+
+
+@pytest.mark.parametrize(("text", "names", "chosen"), IMPLIED.values(), ids=IMPLIED)
+def test_which_one_is_implied(text: str, names: list[str], chosen: str) -> None:
+    store = [stored(name, "anthropic") for name in names]
+    assert [granted.name for granted in granted_credentials(load(text), store, implied="anthropic")] == [chosen]
+
+
+def test_several_that_could_be_meant_are_named() -> None:
+    store = [stored("home", "anthropic"), stored("work", "anthropic")]
+    with pytest.raises(UsageError, match="home, work"):
+        granted_credentials(load(""), store, implied="anthropic")
+
+
+def test_a_missing_credential_is_named_with_the_command_that_sets_it() -> None:
+    with pytest.raises(UsageError, match="github, jira") as caught:
+        granted_credentials(load("credentials: [github, jira]"), [])
+    assert caught.value.hint == "agent-container credential set github"
+    with pytest.raises(UsageError, match="anthropic"):
+        granted_credentials(load(""), [], implied="anthropic")
+
+
+def test_a_spec_cannot_widen_a_credential() -> None:
+    with pytest.raises(SpecError, match="asks for more"):
+        granted_credentials(load("credentials: [{name: demo, hosts: [evil.test]}]"), [stored("demo")])
+
+
+def test_a_need_that_a_deny_closes_is_said_beforehand() -> None:
+    spec = load('agent: demo\negress: {deny: ["*.model.test", api.test]}\ncredentials: [demo]')
+    granted = granted_credentials(spec, [stored("demo")])
+    policy = effective_policy(spec, agent_hosts=("a.model.test", "b.test"), credentials=granted)
+    assert sorted(contradictions(policy)) == [
+        "agent demo needs a.model.test, which spec egress.deny[0] line 2 closes",
+        "credential demo needs api.test, which spec egress.deny[1] line 2 closes",
+    ]
+
+
+def test_a_profile_that_names_no_host_is_an_error_and_not_a_hole() -> None:
+    with pytest.raises(SpecError, match="would not take"):
+        effective_policy(load(""), agent_hosts=("*",))
+
+
+def test_live_rules_join_the_policy_or_are_refused() -> None:
+    policy = effective_policy(load(SPEC))
+    wider = with_live_rules(policy, [Rule("allow", "new.test", origin="live")])
+    assert decide_name(wider, "new.test", 443).origin == "live"
+    assert not decide_name(with_live_rules(wider, [Rule("deny", "new.test")]), "new.test", 443).allowed
+    with pytest.raises(UsageError, match="would not take"):
+        with_live_rules(policy, [Rule("allow", "*")])
