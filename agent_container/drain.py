@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,11 +171,19 @@ def add_file(staged: Path, name: str, data: bytes | Iterable[bytes]) -> None:
     """Writes one more file of a staged record. Raises StoreError when it is there already."""
     path = staged / name
     with explained(path, "write"):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_parents(staged, path.parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         with os.fdopen(fd, "wb") as stream:
             for piece in [data] if isinstance(data, bytes) else data:
                 stream.write(piece)
+
+
+def _make_parents(staged: Path, directory: Path) -> None:
+    if directory == staged or directory.is_dir():
+        return
+    _make_parents(staged, directory.parent)
+    directory.mkdir(0o700)
+    directory.chmod(0o700)  # whatever the umask took
 
 
 def digest_tree(top: Path) -> dict[str, FileDigest]:
@@ -201,6 +210,8 @@ def file_pieces(path: Path) -> Iterator[bytes]:
     with explained(path, "read"):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb", buffering=0) as stream:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise StoreError(f"{path} is not a regular file")
             while piece := stream.read(PIECE):
                 yield piece
 
