@@ -22,7 +22,8 @@ from agent_egress.policy import PolicyError
 from agent_egress.rules import Binding as PolicyBinding
 from agent_egress.rules import Policy
 
-MAX_SECRET_BYTES = 16 * 1024
+MAX_SECRET_BYTES = 8192
+"""What the sidecar takes."""
 
 
 class SecretBytes:
@@ -121,11 +122,9 @@ def read_secret(raw: bytes) -> tuple[SecretBytes, str | None]:
         raise UsageError(f"the secret has {len(value)} bytes; the most is {MAX_SECRET_BYTES}")
     if b"\n" in value or b"\r" in value:
         raise UsageError("the secret has a line end inside: it would end the header that carries it")
-    bad = next((index for index, byte in enumerate(value) if not 0x20 <= byte < 0x7F), None)
+    bad = next((index for index, byte in enumerate(value) if not 0x20 < byte < 0x7F), None)
     if bad is not None:
-        raise UsageError(f"byte {bad + 1} of the secret is not printable ASCII, so no header can carry it")
-    if value != value.strip():
-        raise UsageError("the secret begins or ends with a space")
+        raise UsageError(f"byte {bad + 1} of the secret is no printable ASCII character, so no header carries it")
     return SecretBytes(value), notice
 
 

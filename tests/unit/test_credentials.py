@@ -47,8 +47,9 @@ REFUSED_SECRETS = {
     "a tab": (b"sk-test-SECRET\tX", "byte 15 of the secret"),
     "a letter that no header carries": ("sk-test-SECRET€".encode(), "byte 15 of the secret"),
     "an escape": (b"sk-test-SECRET\x1b[0m", "byte 15 of the secret"),
-    "spaces around": (b" sk-test-SECRET", "a space"),
-    "a whole file": (b"SECRET" * 4000, "the most is 16384"),
+    "a space in front": (b" sk-test-SECRET", "byte 1 of the secret"),
+    "two words": (b"sk test SECRET", "byte 3 of the secret"),
+    "a whole file": (b"SECRET" * 4000, "the most is 8192"),
 }
 
 
@@ -62,9 +63,7 @@ def test_a_secret_that_no_header_can_carry_is_refused_without_showing_it(raw: by
     assert "SECRET" not in shown
 
 
-@pytest.mark.parametrize(
-    ("raw", "noticed"), [(b"abc", False), (b"abc\n", True), (b"abc\r\n", True), (b"two words", False)]
-)
+@pytest.mark.parametrize(("raw", "noticed"), [(b"abc", False), (b"abc\n", True), (b"abc\r\n", True)])
 def test_the_line_end_of_echo_is_cut_off_with_a_notice(raw: bytes, noticed: bool) -> None:
     secret, notice = read_secret(raw)
     assert secret.reveal() == raw.strip()
@@ -78,7 +77,6 @@ def test_a_secret_hides_from_everything_that_prints() -> None:
         str(held),
         f"{held.secret}",
         f"{held.secret!s:>40}",
-        "%s" % held.secret,
         ascii(held.secret),
     ):
         assert "SECRET" not in text
