@@ -188,12 +188,13 @@ def _make_parents(staged: Path, directory: Path) -> None:
 
 def digest_tree(top: Path) -> dict[str, FileDigest]:
     """The digest of every file below `top` but the manifest, by its path from there."""
-    found: dict[str, FileDigest] = {}
-    for path in sorted(top.rglob("*")):
-        name = path.relative_to(top).as_posix()
-        if name != MANIFEST and not path.is_dir():
-            found[name] = digest_file(path)
-    return found
+    return {name: digest_file(top / name) for name in list_files(top)}
+
+
+def list_files(top: Path) -> list[str]:
+    """Everything below `top` that is no directory, links included, but not the manifest; by its path from there."""
+    paths = sorted(path for path in top.rglob("*") if path.is_symlink() or not path.is_dir())
+    return [name for path in paths if (name := path.relative_to(top).as_posix()) != MANIFEST]
 
 
 def digest_file(path: Path) -> FileDigest:

@@ -95,6 +95,11 @@ def parse_manifest(body: bytes) -> Manifest:
         raise ValueError(rows) from bad
 
 
+def digest_of(body: bytes) -> FileDigest:
+    """The digest of a file's content."""
+    return FileDigest(sha256=hashlib.sha256(body).hexdigest(), bytes=len(body))
+
+
 def key_fingerprint(public: bytes) -> str:
     """A public key's short name."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(public).digest()).decode("ascii").rstrip("=")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agent_container.drain import RECEIPTS, RECORD, digest_tree, file_pieces
+from agent_container.drain import RECEIPTS, RECORD, digest_file, file_pieces, list_files
 from agent_container.errors import StoreError, Tampered, Unverifiable
 from agent_container.frames import split_lines
 from agent_container.manifest import MANIFEST, Manifest, key_fingerprint, parse_manifest, signature_fits
@@ -169,19 +169,23 @@ class _Verification:
         return manifest
 
     def _files(self, manifest: Manifest) -> None:
-        found = digest_tree(self.dir)
-        if self.egress_only:
-            found = {name: row for name, row in found.items() if name == RECEIPTS or name.startswith("policies/")}
-        self.files = len(found)
-        for name, row in found.items():
+        names = [name for name in list_files(self.dir) if self._looked_at(name)]
+        self.files = len(names)
+        for name in names:
             claimed = manifest.files.get(name)
-            if claimed is None:
+            path = self.dir / name
+            if path.is_symlink() or not path.is_file():
+                self._tampered("special-file", name, "not a regular file")
+            elif claimed is None:
                 self._tampered("extra-file", name, "it is not in the manifest")
-            elif claimed != row:
+            elif (row := digest_file(path)) != claimed:
                 self._tampered("digest", name, f"{row.bytes} bytes with another digest, expected {claimed.bytes} bytes")
         for name in manifest.files:
-            if name not in found and not (self.egress_only and name != RECEIPTS and not name.startswith("policies/")):
+            if self._looked_at(name) and name not in names:
                 self._tampered("missing-file", name, "the manifest has it, the record has not")
+
+    def _looked_at(self, name: str) -> bool:
+        return not self.egress_only or name == RECEIPTS or name.startswith("policies/")
 
     def _record(self, manifest: Manifest) -> None:
         body = read_file(self.dir / RECORD)
