@@ -24,6 +24,8 @@ from agent_egress.rules import Policy, PolicyError
 from agent_egress.wire import Peer, WireError, decode, encode, harden, parse_roles, serve_lines
 
 MAX_BATCH = 5000
+MAX_MORE = 300
+"""Totals of the supervisor's own in the seal; longer ones are left out rather than leave the chain unsealed."""
 ROLES: Mapping[int, frozenset[str]] = {
     identity.POLICY: frozenset({"policy"}),
     identity.DNS: frozenset({"dns"}),
@@ -203,8 +205,9 @@ class Auditor:
             outcome = message.get("outcome", "")
             totals = message.get("totals")
             receipt = seal_receipt(writer, outcome=outcome if isinstance(outcome, str) else "")
+            more = {"more": totals} if isinstance(totals, dict) and len(str(totals)) < MAX_MORE else {}
             try:
-                self._chain.append([{**receipt, "more": totals} if isinstance(totals, dict) and totals else receipt])
+                self._chain.append([{**receipt, **more}])
                 self._chain.sync()
             except (ReceiptRefused, OSError) as error:
                 return {"ok": False, "error": str(error)}

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent_egress import identity
-from agent_egress.ledger import Ledger
+from agent_egress.ledger import DEADLINE_S, Ledger
 from agent_egress.policy_file import PolicyFile
 from agent_egress.receipts import Fields
 from agent_egress.squidline import LineRefused, answer, parse_question, seen_headers
@@ -155,7 +155,7 @@ async def serve(options: argparse.Namespace, headers: Sequence[str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    ledger = Ledger(options.audit)
+    ledger = Ledger(options.audit, deadline_s=options.deadline_s)
     ledger.start()
     decider = Decider(
         policy_file=PolicyFile(options.policy_file),
@@ -175,6 +175,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="agent_egress.decider")
     parser.add_argument("--socket", default=identity.POLICY_SOCKET)
     parser.add_argument("--audit", default=identity.AUDIT_SOCKET)
+    parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
     parser.add_argument("--policy-file", default=identity.POLICY_FILE)
     parser.add_argument("--session-file", default=identity.SESSION_FILE)
     parser.add_argument("--canary-port", type=int, default=identity.CANARY_PORT)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from agent_egress import dnswire, identity
 from agent_egress.dnswire import NOERROR, NXDOMAIN, REFUSED, SERVFAIL, TYPE_A, TYPE_AAAA, Addresses, Query
-from agent_egress.ledger import Ledger
+from agent_egress.ledger import DEADLINE_S, Ledger
 from agent_egress.names import NameRefused, canonical_name
 from agent_egress.policy import Decision, Policy, decide_lookup
 from agent_egress.policy_file import PolicyFile
@@ -263,7 +263,7 @@ async def serve(options: argparse.Namespace) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    ledger = Ledger(options.audit)
+    ledger = Ledger(options.audit, deadline_s=options.deadline_s)
     ledger.start()
     upstream = Upstream(options.upstream_host, options.upstream_port)
     await upstream.start()
@@ -285,6 +285,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--upstream-host", default=identity.LOOPBACK4)
     parser.add_argument("--upstream-port", type=int, default=identity.UNBOUND_PORT)
     parser.add_argument("--audit", default=identity.AUDIT_SOCKET)
+    parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
     parser.add_argument("--policy-file", default=identity.POLICY_FILE)
     options = parser.parse_args(argv)
     harden()

@@ -213,7 +213,7 @@ def _receipt(policy: Policy, question: Question, decision: Decision, *, host: st
         "policy": policy.short_digest,
         "client": question.client_port,
     }
-    if question.method != "CONNECT" and question.raw_path:
+    if question.method != "CONNECT" and question.raw_path and host != CANARY_HOST:
         # A query may hold secrets: it is in the hash alone.
         receipt["path"] = cut_text(split_query(question.raw_path), 160)
         raw = question.raw_path.encode("utf-8", "surrogateescape")
