@@ -99,7 +99,7 @@ class _Attachment:
             message: Dict[str, Any] = json.loads(line)
             if message.get("ch") == "pty":
                 write_all(1, base64.b64decode(message["b64"]))
-            elif message.get("ch") == "exit" or message.get("ok") is False:
+            elif message.get("ch") == "exit" or message.get("ok") is False or message.get("op") == "pty.detach":
                 return message
         return None
 
@@ -118,12 +118,12 @@ def attach(paths: Paths, name: str) -> int:
     attachment.ask("pty.attach", name=name, rows=rows, cols=cols)
     try:
         if is_terminal:
-            tty.setraw(0)
+            tty.setraw(0, termios.TCSADRAIN)  # what was typed meanwhile is not lost
         final = _run(attachment, wake_r)
     finally:
         if before is not None:
             termios.tcsetattr(0, termios.TCSADRAIN, before)
-    if final is None:
+    if final is None or (final.get("op") == "pty.detach" and final.get("ok")):
         sys.stderr.write("\r\ndetached\r\n")
         return 0
     if final.get("ok") is False:
@@ -133,15 +133,19 @@ def attach(paths: Paths, name: str) -> int:
 
 
 def _run(attachment: _Attachment, wake_r: int) -> Optional[Dict[str, Any]]:
+    sources = [0, attachment.connection, wake_r]
     while True:
-        for fd in select.select([0, attachment.connection, wake_r], [], [])[0]:
+        for fd in select.select(sources, [], [])[0]:
             if fd == wake_r:
                 os.read(wake_r, 64)
                 rows, cols = _terminal_size()
                 attachment.ask("pty.resize", rows=rows, cols=cols)
             elif fd == 0:
                 data = os.read(0, 65536)
-                if not data or not attachment.keys(data):
+                if not data:  # answered after what was asked before, so that a refusal is still heard
+                    sources.remove(0)
+                    attachment.ask("pty.detach")
+                elif not attachment.keys(data):
                     return None
             else:
                 final = attachment.receive()

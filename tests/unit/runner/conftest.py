@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ RUNNER = Path(__file__).parents[3] / "image" / "runner"
 UID = 65534
 
 
+@functools.cache
 def interpreter() -> str:
     """One that an unprivileged uid can start."""
     for candidate in (sys.executable, "/usr/bin/python3"):
