@@ -60,15 +60,20 @@ class Decoys:
     credentials: tuple[SealedCredential, ...]
 
 
-def start_session(ctx: Context, start: Start) -> Opened:
-    """Opens the sandbox. Raises EngineError or SidecarError; the caller closes what is there."""
+@dataclass(frozen=True)
+class Planned:
+    """A Stack and the workspace that it mounts."""
+
+    stack: Stack
+    workspace: WorkspacePlan
+
+
+def plan_for(ctx: Context, start: Start, *, decoys: tuple[tuple[str, str], ...] | None = None) -> Planned:
+    """The Stack of a session, without a subnet yet. Placeholders are empty where none are given. Writes nothing."""
     resolved = start.resolved
-    decoys = make_decoys(ctx, resolved)
-    ctx.store.policies.save(resolved.policy.encode())
     workspace = plan_session_workspace(ctx, resolved, start.session)
-    directory = ctx.store.sessions.rendered_dir(start.session).parent / "mounts"
-    ctx.store.writer.make_dir(directory)
-    write_files(workspace, directory)
+    if decoys is None:
+        decoys = tuple((name, "") for granted in resolved.granted for name in granted.binding.env)
     stack = plan_stack(
         ctx,
         resolved,
@@ -77,18 +82,30 @@ def start_session(ctx: Context, start: Start) -> Opened:
         kind=start.kind,
         workspace=workspace,
         host=host_paths(ctx),
-        decoys=decoys.environment,
+        decoys=decoys,
     )
+    return Planned(stack=stack, workspace=workspace)
+
+
+def start_session(ctx: Context, start: Start) -> Opened:
+    """Opens the sandbox. Raises EngineError or SidecarError; the caller closes what is there."""
+    resolved = start.resolved
+    decoys = make_decoys(ctx, resolved)
+    ctx.store.policies.save(resolved.policy.encode())
+    planned = plan_for(ctx, start, decoys=decoys.environment)
+    directory = ctx.store.sessions.rendered_dir(start.session).parent / "mounts"
+    ctx.store.writer.make_dir(directory)
+    write_files(planned.workspace, directory)
     deadline = float(resolved.spec.limits.time_s) if start.kind == "run" else None
     for attempt in range(SUBNET_ATTEMPTS):
-        placed = with_subnet(stack, ctx.engine, pool=ctx.settings.network.pool, attempt=attempt)
+        placed = with_subnet(planned.stack, ctx.engine, pool=ctx.settings.network.pool, attempt=attempt)
         state = _state(ctx, start, placed, decoys)
         opening = Opening(
             stack=placed,
             state=state,
             chain_key=_chain_key(ctx, start.session),
             credentials=decoys.credentials,
-            prepare=_preparation(ctx, start, placed, state, workspace),
+            prepare=_preparation(ctx, start, placed, state, planned.workspace),
             deadline_s=deadline,
         )
         try:

@@ -220,6 +220,17 @@ class DockerEngine:
                 with contextlib.suppress(docker.errors.NotFound):
                     self._api.remove_volume(name)
 
+    def remove_volumes(self, names: Sequence[str]) -> list[str]:
+        """Removes volumes; the names of those that were there."""
+        import docker.errors
+
+        removed = []
+        for name in names:
+            with contextlib.suppress(docker.errors.NotFound), _engine_errors(f"remove volume {name}"):
+                self._api.remove_volume(name)
+                removed.append(name)
+        return removed
+
     def subnets(self) -> list[str]:
         """The subnets of every network that the engine has."""
         with _engine_errors("list networks"):

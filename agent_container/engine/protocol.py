@@ -118,6 +118,9 @@ class Engine(Protocol):
     def remove_session(self, session: str, *, volumes: Sequence[str]) -> None:
         """Removes containers and networks of one session, and the named volumes given. Harmless when repeated."""
 
+    def remove_volumes(self, names: Sequence[str]) -> list[str]:
+        """Removes volumes; the names of those that were there."""
+
     def subnets(self) -> list[str]:
         """The subnets of every network that the engine has."""
 

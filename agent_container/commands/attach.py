@@ -1,0 +1,56 @@
+"""`attach`, `shell` and `exec`: the user's own terminal inside the sandbox, always as the agent."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+
+from agent_container.commands.context import Context
+from agent_container.commands.resolve import resolve
+from agent_container.commands.standing import must_stand, standing
+from agent_container.commands.up import bring_up
+from agent_container.errors import NotRunning, UsageError
+from agent_container.project import find_project
+from agent_container.sandbox.runner import PROGRAM, RunnerClient
+from agent_container.session import SessionState
+from agent_container.stack_agent import WORKSPACE
+
+PTY = "agent"
+
+
+def attach_agent(ctx: Context, *, accept: str | None, agent: str | None) -> int:
+    """Opens or rejoins the agent's interface on a pty that the runner keeps; starts what is missing."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("attach needs a terminal", hint='for scripts: agent-container run "what to do"')
+    resolved = resolve(ctx, verb="up", agent=agent)
+    bring_up(ctx, accept=accept, agent=agent, mode=None, recreate=False)
+    state = must_stand(ctx, resolved.project.id)
+    container = _agent_of(state)
+    launch = resolved.profile.interactive(resolved.spec.model)
+    size = shutil.get_terminal_size()
+    with RunnerClient.connect(ctx.engine, container) as runner:
+        runner.start_pty(
+            name=PTY,
+            argv=launch.argv,
+            environment=dict(launch.environment),
+            cwd=WORKSPACE,
+            rows=size.lines,
+            cols=size.columns,
+        )
+    return ctx.engine.interactive(container, (*PROGRAM, "attach", PTY), tty=True)
+
+
+def exec_inside(ctx: Context, argv: tuple[str, ...], *, tty: bool) -> int:
+    """Runs a program in the standing sandbox, in the workspace; its exit status."""
+    project = find_project(ctx.directory, ctx.spec_path)
+    if standing(ctx, project.id) is None:
+        raise NotRunning("this project's environment is not up", hint="agent-container up")
+    container = _agent_of(must_stand(ctx, project.id))
+    return ctx.engine.interactive(container, argv, tty=tty)
+
+
+def _agent_of(state: SessionState) -> str:
+    container = state.container("agent")
+    if container is None:
+        raise NotRunning("the agent's container is gone", hint="agent-container up")
+    return container

@@ -1,0 +1,98 @@
+"""The standing environment of a project: found, judged, closed. What `up`, `down`, `status` and `attach` share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from agent_container.commands.context import Context
+from agent_container.commands.recovery import profile_named
+from agent_container.errors import AgentContainerError, EngineError, NotRunning
+from agent_container.records import Outcome
+from agent_container.sandbox.closing import Closed, close_run
+from agent_container.sandbox.control import SidecarControl
+from agent_container.sandbox.recording import Closing
+from agent_container.sandbox.turn import TurnEnd
+from agent_container.session import Phase, SessionState
+
+
+@dataclass(frozen=True)
+class Health:
+    """How a standing environment is, as the engine and its sidecar see it."""
+
+    state: SessionState
+    running: bool
+    amiss: tuple[str, ...]
+    """What is wrong, in words; empty when nothing is."""
+
+    @property
+    def word(self) -> str:
+        """In a word."""
+        if not self.running:
+            return "down"
+        return "unhealthy" if self.amiss else "running"
+
+
+def standing(ctx: Context, project_id: str) -> SessionState | None:
+    """The newest standing session of a project that is not closed."""
+    found = [state for state in ctx.store.sessions.list(project_id) if state.kind == "up"]
+    return found[-1] if found else None
+
+
+def must_stand(ctx: Context, project_id: str) -> SessionState:
+    """The same, running. Raises NotRunning with what to type."""
+    state = standing(ctx, project_id)
+    if state is None:
+        raise NotRunning("this project's environment is not up", hint="agent-container up")
+    health = examine(ctx, state, ask=False)
+    if not health.running or health.amiss:
+        raise NotRunning(
+            "this project's environment is not running as it should", details=health.amiss, hint="agent-container up"
+        )
+    return state
+
+
+def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
+    """Looks at both containers; with `ask` the sidecar is asked too. Changes nothing."""
+    amiss: list[str] = []
+    seen = {}
+    for role, name in (("egress", "egress sidecar"), ("agent", "agent's container")):
+        container = state.container(role)
+        found = ctx.engine.inspect(container) if container else None
+        if found is None:
+            amiss.append(f"the {name} is gone")
+        elif found.status != "running":
+            amiss.append(f"the {name} is {found.status} (status {found.exit_code})")
+        elif found.health == "unhealthy":
+            amiss.append(f"the {name} is unhealthy")
+        seen[role] = found
+    egress, agent = seen["egress"], seen["agent"]
+    running = bool(egress and agent and egress.status == agent.status == "running")
+    if running and egress is not None and agent is not None and egress.started_at > agent.started_at:
+        # The agent is in the namespace of a sidecar that is no more: no rules, and no way out either.
+        amiss.append("the egress sidecar was restarted; the agent's network namespace is stale")
+    if running and ask and not amiss and egress is not None:
+        try:
+            answer = SidecarControl(ctx.engine, egress.id).status()
+        except EngineError as error:
+            amiss.append(str(error))
+        else:
+            if answer.get("healthy") is False:
+                amiss.append(f"the egress sidecar reports: {json.dumps(answer.get('checks') or answer)[:300]}")
+    if state.phase in (Phase.CREATED, Phase.DRAINING):
+        amiss.append(f"its last command was interrupted while the session was {state.phase}")
+    return Health(state=state, running=running, amiss=tuple(amiss))
+
+
+def close_standing(ctx: Context, state: SessionState, *, reason: str) -> Closed:
+    """Seals, drains and removes a standing session; its receipts become a record like a run's."""
+    end = TurnEnd(Outcome.INTERRUPTED, reason)
+    if state.phase is Phase.CREATED:
+        end = TurnEnd(Outcome.NEVER_STARTED, "its sandbox did not come up")
+    closing = Closing(state=state, end=end, profile=profile_named(state.agent), ended=ctx.now())
+    return close_run(ctx.engine, ctx.store, closing, report=ctx.report)
+
+
+def describe(error: AgentContainerError) -> str:
+    """An error in one line."""
+    return "; ".join([error.message, *error.details[:3]])

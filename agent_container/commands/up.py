@@ -1,0 +1,80 @@
+"""`up` and `redeploy`: the standing environment as the spec wants it. Asking again is harmless; what broke is healed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent_container.commands.context import Context
+from agent_container.commands.imaging import Images, make_images
+from agent_container.commands.recovery import reap_orphans
+from agent_container.commands.resolve import Resolved, approve, resolve
+from agent_container.commands.stacking import comparable
+from agent_container.commands.standing import close_standing, examine, standing
+from agent_container.commands.starting import Start, plan_for, start_session
+from agent_container.ids import new_id
+from agent_container.session import Phase, SessionState
+
+LOCK_WAIT_S = 120.0
+NOTHING_TO_DO = "nothing to do: it is up as the spec wants it"
+
+
+@dataclass(frozen=True)
+class UpResult:
+    """What `up` did."""
+
+    session: str
+    changed: bool
+    changes: tuple[str, ...]
+    summary: str
+
+
+def bring_up(ctx: Context, *, accept: str | None, agent: str | None, mode: str | None, recreate: bool) -> UpResult:
+    """Converges on the spec. Raises ApprovalNeeded, EngineError or SidecarError; nothing is left half up."""
+    resolved = resolve(ctx, verb="up", agent=agent, mode=mode)
+    approve(ctx, resolved, accept=accept)
+    images = make_images(ctx, resolved)
+    verb = "redeploy" if recreate else "up"
+    with ctx.store.project_lock(resolved.project.id, doing=verb, wait_s=LOCK_WAIT_S):
+        reap_orphans(ctx, resolved.project.id)
+        return _converge(ctx, resolved, images, recreate=recreate)
+
+
+def _converge(ctx: Context, resolved: Resolved, images: Images, *, recreate: bool) -> UpResult:
+    before = standing(ctx, resolved.project.id)
+    changes: tuple[str, ...] = ()
+    if before is not None:
+        health = examine(ctx, before)
+        changes = health.amiss + _differences(ctx, resolved, images, before)
+        if health.running and not changes and not recreate:
+            return UpResult(before.id, changed=False, changes=(), summary=NOTHING_TO_DO)
+        close_standing(ctx, before, reason="replaced by a newer environment")
+    session = new_id(ctx.now(), ctx.entropy(3))
+    start = Start(resolved=resolved, images=images, session=session, kind="up", previous=before.id if before else None)
+    try:
+        start_session(ctx, start)
+    except BaseException:
+        state = _made(ctx, session)
+        if state is not None:
+            close_standing(ctx, state, reason="its sandbox did not come up")
+        raise
+    ctx.store.sessions.save(ctx.store.sessions.load(session).updated(phase=Phase.RUNNING))
+    return UpResult(session, changed=True, changes=changes, summary="up; `agent-container attach` opens the agent")
+
+
+def _differences(ctx: Context, resolved: Resolved, images: Images, before: SessionState) -> tuple[str, ...]:
+    """What is different from the environment that stands, in words."""
+    stack = plan_for(ctx, Start(resolved=resolved, images=images, session=before.id, kind="up")).stack
+    if comparable(stack).digest == before.stack_digest:
+        return ()
+    changes = []
+    now = {"egress": ctx.engine.image_id(images.egress.tag), "agent": ctx.engine.image_id(images.agent.tag)}
+    changes += [f"{role} image changed" for role, image in before.images if now.get(role) != image]
+    if resolved.policy.digest != before.policy_digest:
+        changes.append("egress policy changed")
+    if resolved.grants.digest != before.spec_digest:
+        changes.append("the spec changed")
+    return tuple(changes) or ("the configuration changed",)
+
+
+def _made(ctx: Context, session: str) -> SessionState | None:
+    return next((state for state in ctx.store.sessions.list() if state.id == session), None)
