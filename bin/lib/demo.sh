@@ -74,7 +74,7 @@ demo_network() {
 
 # The digest of the spec as it stands: the tool is asked without a yes, and says what it would need one for.
 demo_digest() {
-    "$agc" --json --no-input build 2>/dev/null | "$root/.venv/bin/python" -c '
+    { "$agc" --json --no-input build 2>/dev/null || true; } | "$root/.venv/bin/python" -c '
 import json, sys
 print((json.loads(sys.stdin.read().splitlines()[-1])["error"] or {}).get("digest", ""))'
 }
