@@ -9,8 +9,8 @@ from __future__ import annotations
 import compileall
 import grp
 import os
-import py_compile
 import pwd
+import py_compile
 import re
 import shutil
 import stat
@@ -20,7 +20,6 @@ from pathlib import Path
 
 PROGRAMS = (
     "/usr/sbin/squid",
-    "/usr/lib/squid/security_file_certgen",
     "/usr/lib/squid/unlinkd",  # never started, but squid refuses a configuration without it
     "/usr/sbin/unbound",
     "/usr/sbin/nft",
@@ -29,7 +28,13 @@ PROGRAMS = (
     "/usr/bin/setpriv",
     "/usr/bin/test",
 )
-TREES = ("/usr/share/squid/icons", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/squid/mime.conf", "/etc/ssl/openssl.cnf")
+TREES = (
+    "/usr/share/squid/icons",
+    "/usr/share/squid/mime.conf",
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/ssl/openssl.cnf",
+    "/usr/lib/ssl/openssl.cnf",
+)
 PACKAGE = "usr/lib/python3/dist-packages/agent_egress"
 ERRORS = "usr/share/agent-egress/errors"
 
@@ -69,7 +74,7 @@ def copy_tree(top: Path, out: Path) -> None:
 def identities(package: Path) -> dict[int, str]:
     """uid to account name of the daemons, read from the package itself."""
     sys.path.insert(0, str(package.parent))
-    from agent_egress.identity import UID_NAMES  # noqa: PLC0415
+    from agent_egress.identity import UID_NAMES
 
     return dict(UID_NAMES)
 
@@ -77,7 +82,7 @@ def identities(package: Path) -> dict[int, str]:
 def accounts(out: Path, names: dict[int, str]) -> None:
     """Writes passwd and group: squid looks its own account up and refuses to start without it."""
     for uid, name in names.items():
-        for taken in (lambda u: pwd.getpwuid(u), lambda u: grp.getgrgid(u)):
+        for taken in (pwd.getpwuid, grp.getgrgid):
             try:
                 taken(uid)
             except KeyError:
@@ -119,8 +124,10 @@ def main(out: Path) -> None:
     for library in sorted({found for program in loaders for found in libraries(program)}):
         copy(library, out)
     accounts(out, identities(Path("/build/agent_egress")))
-    for directory in ("tmp", "run", "proc", "sys", "dev", "etc/agent-egress", "var/lib/egress", "var/lib/egress-ca", "var/log/squid"):
+    for directory in ("run", "proc", "sys", "dev", "etc/agent-egress", "var/lib/egress-ca"):
         (out / directory).mkdir(parents=True, exist_ok=True)
+    (out / "tmp").mkdir(mode=0o1777)
+    (out / "tmp").chmod(0o1777)  # a tmpfs takes the mode of the directory below it, whatever was asked for
     for path in out.rglob("*"):
         if not path.is_symlink() and path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID):
             raise SystemExit(f"setuid or setgid: {path}")

@@ -16,17 +16,18 @@ from agent_container.errors import AgentContainerError
 from agent_container.render.templates import Value, render_template
 from agent_egress import floors, identity
 from agent_egress.policy import Policy
+from agent_egress.squidline import line_format
 
 DEFAULT_CREDENTIAL_HEADERS = ("Authorization", "X-Api-Key", "X-Goog-Api-Key", "Api-Key", "Private-Token")
 DEFAULT_MAX_RECEIPTS = 2_000_000
 
-# One field a header: `%>h`, all of them, is empty in an external_acl of squid 6.13.
-_FIELDS = "%master_xaction %>rm %>rd %>rP %ssl::>sni %note{clt_conn_tag} %>la %>rp %>rs %>p %>{Upgrade}"
 _BUMP = f"ssl-bump tls-cert={identity.CA_FILE} tls-key={identity.CA_KEY_FILE} generate-host-certificates=on dynamic_cert_mem_cache_size=8MB"
 _SESSION = re.compile(r"[0-9a-f][0-9a-f-]{0,63}", re.ASCII)
 _PROJECT = re.compile(r"[0-9a-f]{4,64}", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}", re.ASCII)
-_PEM = re.compile(r"(?:-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n?|#[^\n-]*\n|\n)+", re.ASCII)
+_PEM = re.compile(
+    r"(?:-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n?|#[^\n-]*\n|\n)+", re.ASCII
+)
 
 
 class SidecarConfigError(AgentContainerError):
@@ -122,7 +123,6 @@ def _session_json(config: SidecarConfig) -> str:
 
 
 def _squid_conf(config: SidecarConfig) -> str:
-    headers = " ".join(f"%>{{{name}}}" for name in (*config.credential_headers, "Cookie"))
     values: dict[str, Value] = {
         "session": config.session,
         "squid_dir": identity.SQUID_DIR,
@@ -134,7 +134,7 @@ def _squid_conf(config: SidecarConfig) -> str:
         "bump": _BUMP,
         "upstream_roots": identity.UPSTREAM_ROOTS_FILE,
         "ipv6": config.ipv6,
-        "fields": f"{_FIELDS} {headers}",
+        "fields": line_format(config.credential_headers),
         "floor": _networks(floors.FLOOR4, floors.FLOOR6),
         "health_host": identity.HEALTH_HOST,
         "headers": config.credential_headers,

@@ -42,6 +42,14 @@ def demoted(uid: int, argv: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+def reserve(descriptor: int) -> None:
+    """Keeps a descriptor's number for a child's secret, so that nothing of ours comes to lie on it."""
+    null = os.open("/dev/null", os.O_RDONLY)
+    if null != descriptor:
+        os.dup2(null, descriptor, inheritable=False)
+        os.close(null)
+
+
 def log(name: str, text: str) -> None:
     """One line into the container's log; what a daemon or an agent wrote is reduced to printable ASCII."""
     sys.stderr.write(f"{name}: {_UNPRINTABLE.sub('?', text)[:MAX_LINE_BYTES]}\n")
@@ -82,15 +90,13 @@ class Child:
         return None if self._process is None or self.ended else self._process.pid
 
     def start(self, *, secret: bytes | None = None, secret_fd: int = 3) -> None:
-        """Starts the process; `secret` is written into a pipe that it finds at `secret_fd`."""
-        read_end, write_end = -1, -1
+        """Starts the process; `secret` is written into a pipe that it finds at `secret_fd` (which is `reserve`d)."""
         if secret is not None:
             read_end, write_end = os.pipe()
             os.write(write_end, secret)
             os.close(write_end)
-            if read_end != secret_fd:
-                os.dup2(read_end, secret_fd, inheritable=True)
-                os.close(read_end)
+            os.dup2(read_end, secret_fd)
+            os.close(read_end)
         try:
             self._process = subprocess.Popen(
                 demoted(self.daemon.uid, self.daemon.argv),
@@ -103,7 +109,7 @@ class Child:
             )
         finally:
             if secret is not None:
-                os.close(secret_fd)
+                reserve(secret_fd)
         self.ended = False
         self._started = time.monotonic()
         assert self._process.stdout is not None  # noqa: S101 - narrows the type
@@ -137,6 +143,7 @@ class Child:
 
     def kill(self) -> None:
         """Ends the process and all that it started, now; a daemon that restarts is there again in a moment."""
+        self._started = 0.0  # ended on purpose: no reason to wait before it is started again
         kill_uid(self.daemon.uid)
 
     def stop(self) -> None:

@@ -27,8 +27,9 @@ HOOKS = {
 }
 # Sets whose content is fixed for the session, as against those that follow the policy, the switch, or the traffic.
 FIXED_SETS = frozenset({"floor4", "floor6", "never4", "never6", "resolvers4", "resolvers6"})
-SEEN = {"seen4": 3, "seen6": 3}
-DIALLED = {"dialled4": 2, "dialled6": 2}
+POLICY_SETS = frozenset(f"{name}{version}" for name in ("hosts", "except", "block", "metadata") for version in (4, 6))
+SEEN = ("seen4", "seen6")
+DIALLED = ("dialled4", "dialled6")
 _CHAIN = re.compile(r"^\s*chain (\w+) \{$")
 
 
@@ -64,9 +65,15 @@ class Live:
     @property
     def digest(self) -> str:
         """Over hooks, policies, rules, and the sets whose content never changes."""
-        fixed = {name: sorted(map(_canonical, self.sets.get(name, ()))) for name in sorted(FIXED_SETS)}
-        body = _canonical([self.chains, self.rules, fixed, sorted(self.sets)])
-        return "sha256:" + hashlib.sha256(body.encode()).hexdigest()
+        return _digest([self.chains, self.rules, self._content(FIXED_SETS), sorted(self.sets)])
+
+    @property
+    def policy_digest(self) -> str:
+        """Over the sets that follow from the policy."""
+        return _digest(self._content(POLICY_SETS))
+
+    def _content(self, names: frozenset[str]) -> dict[str, list[str]]:
+        return {name: sorted(map(_canonical, self.sets.get(name, ()))) for name in sorted(names)}
 
     @property
     def is_cut(self) -> bool:
@@ -152,13 +159,21 @@ def apply_policy(policy: Policy) -> None:
 
 def policy_statements(policy: Policy) -> str:
     """nft statements that replace the policy's sets."""
-    lifted = [(network, port) for rule in policy.rules if rule.action == "allow" for network in rule.lifted for port in rule.ports]
+    lifted = [
+        (network, port)
+        for rule in policy.rules
+        if rule.action == "allow"
+        for network in rule.lifted
+        for port in rule.ports
+    ]
     exact = {network.network_address for network, _ in lifted if network.num_addresses == 1}
     own: list[Network] = [ipaddress.ip_network(a) for a in policy.own_addresses if a not in exact]
     denied = [rule.network for rule in policy.rules if rule.action == "deny" and rule.network is not None]
     floor: tuple[Network, ...] = FLOOR4 + FLOOR6
     # Outside the floor an exception would change nothing; a wide one that covers part of it still counts.
-    needed = [(n, port) for n, port in lifted if any(subnet(n, f) or subnet(f, n) for f in floor) or in_any(n[0], floor)]
+    needed = [
+        (n, port) for n, port in lifted if any(subnet(n, f) or subnet(f, n) for f in floor) or in_any(n[0], floor)
+    ]
     metadata: tuple[Network, ...] = () if policy.allow_metadata else METADATA4 + METADATA6
     lines = []
     for version in (4, 6):
@@ -247,13 +262,19 @@ def _flows(elements: Iterable[object]) -> Iterator[Flow]:
         yield Flow(address=str(parts[0]), protocol=protocol, port=int(parts[-1]), packets=packets)
 
 
+def _digest(value: object) -> str:
+    return "sha256:" + hashlib.sha256(_canonical(value).encode()).hexdigest()
+
+
 def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _nft(*arguments: str, text: str | None = None) -> str:
     try:
-        done = subprocess.run([NFT, *arguments], input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        done = subprocess.run(
+            [NFT, *arguments], input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RulesetError(f"nft could not be run: {error}") from error
     if done.returncode != 0:

@@ -1,0 +1,462 @@
+"""One session's boundary, from the chain key to the seal: opens it part by part, keeps policy, cut and deadline in force, and
+shuts it when a part that must not fail does. How the kernel, the daemons and the CA do their share is in their modules;
+every way out of here that is not success leaves nothing allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_egress import ca, identity, probes, ruleset
+from agent_egress.children import log
+from agent_egress.daemons import START_S, Fleet, PartError, probe
+from agent_egress.policy import Policy, PolicyError
+from agent_egress.receipts import Fields, key_commitment
+from agent_egress.ruleset import RulesetError
+from agent_egress.traffic import Tally
+from agent_egress.wire import WireError
+
+DENY_ALL = Policy.parse(b'{"version":1,"rules":[]}')
+"""In force while cut, past the deadline and after the seal: the agent reads a refusal instead of meeting a dead port."""
+CANARY_S = 5.0
+RESOLVER_S = 1.0
+Answer = dict[str, object]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What session.json says."""
+
+    session: str
+    deadline_s: float
+    credential_headers: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> Settings:
+        """Raises: PartError."""
+        try:
+            document = json.loads(path.read_bytes())
+            return cls(
+                session=str(document["session"]),
+                deadline_s=float(document["deadline_s"]),
+                credential_headers=tuple(map(str, document["credential_headers"])),
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PartError("control", f"{path} cannot be used: {error!r}") from error
+
+
+def now_s() -> float:
+    """Seconds that also pass while the machine sleeps: a deadline must not be slept through."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Boundary:
+    """The session's state. Operations come one at a time; each raises PartError."""
+
+    def __init__(self, source: Path) -> None:
+        self.state = "waiting"
+        """`waiting`, `open`, `failed` or `sealed`."""
+        self.failure: PartError | None = None
+        self.wrong: dict[str, str] = {}
+        """Parts that do not answer at present."""
+        self.lock = asyncio.Lock()
+        self.fleet = Fleet(self._ended)
+        self._source = source
+        self._tally = Tally()
+        self._ruleset_digest = ruleset.read_back().digest
+        self._policy_sets = ""
+        self._policy = DENY_ALL
+        self._in_force = DENY_ALL
+        self._cut = True
+        self._commitment = ""
+        self._settings: Settings | None = None
+        self._deadline: float | None = None
+        self._credentials: Sequence[object] = ()
+        self._opened: Answer = {}
+        self._sealed: Answer = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def digest(self) -> str:
+        """Of the policy in force."""
+        return self._in_force.digest
+
+    # --- session.open ---
+
+    async def open(self, *, session: str, chain_key: bytes, wait_s: float) -> Answer:
+        """Starts what needs the key and answers when all of it is proven to work; harmless to repeat with the same key."""
+        commitment = key_commitment(chain_key)
+        if self._commitment and self._commitment != commitment:
+            raise PartError("control", "this sidecar was opened with another chain key")
+        if self.state == "open":
+            return self._opened
+        if self.failure is not None:
+            raise self.failure
+        if self.state != "waiting":
+            raise PartError("control", f"the session is {self.state}")
+        self._commitment = commitment
+        try:
+            async with asyncio.timeout(wait_s):
+                self._opened = await self._open(session, chain_key)
+        except TimeoutError:
+            self._fail(PartError("control", f"not healthy within {wait_s:g} s"))
+            raise self.failure or PartError("control", "failed") from None
+        except PartError as error:
+            self._fail(error)
+            raise
+        return self._opened
+
+    async def _open(self, session: str, chain_key: bytes) -> Answer:
+        began = time.monotonic()
+        self._settings = settings = Settings.read(Path(identity.SESSION_FILE))
+        if session != settings.session:
+            raise PartError("control", f"this sidecar was made for session {settings.session}, not {session}")
+        self._verify_ruleset()
+        policy = self._parse_policy(Path(identity.BOOT_POLICY_FILE))
+        ca_pem = self._make_ca(settings)
+        self._policy = policy
+        self._apply_sets(policy)
+        self._write_policy(policy)
+        self.fleet.start("audit", secret=chain_key)
+        for name in ("squid", "unbound", "dns", "policy"):
+            self.fleet.start(name)
+        await asyncio.gather(*(self.fleet.ready(name) for name in ("audit", "unbound", "dns", "policy", "squid")))
+        self._set_cut(cut=False)
+        self._deadline = now_s() + settings.deadline_s
+        checks = await self._canaries()
+        self.state = "open"
+        self._show_health()
+        counters = await self._audit({"op": "counters"})
+        log("supervisor", f"session {session} open after {time.monotonic() - began:.2f} s")
+        return {
+            "ready": True,
+            "ca_pem": ca_pem,
+            "ruleset_digest": self._ruleset_digest,
+            "checks": checks,
+            "head": counters.get("head", ""),
+        }
+
+    def _verify_ruleset(self) -> None:
+        try:
+            live = ruleset.read_back()
+            found = ruleset.problems(live, self._source.read_text())
+        except (RulesetError, OSError) as error:
+            raise PartError("nftables", str(error), getattr(error, "output", "")) from error
+        if live.digest != self._ruleset_digest:
+            found.append("the rules in force are not the ones that were loaded")
+        if found:
+            raise PartError("nftables", "the rules in force are not as rendered", "\n".join(found))
+
+    def _make_ca(self, settings: Settings) -> str:
+        upstream = Path(identity.UPSTREAM_CA_FILE)
+        life = datetime.timedelta(seconds=settings.deadline_s)
+        now = datetime.datetime.now(datetime.UTC)
+        try:
+            ca_pem = ca.make_session_ca(session=settings.session, now=now, life=life)
+            ca.publish(ca_pem, extra_roots=upstream.read_text() if upstream.exists() else "")
+        except (ca.CaError, OSError) as error:
+            raise PartError("squid", f"no session CA: {error}", getattr(error, "output", "")) from error
+        return ca_pem
+
+    async def _canaries(self) -> list[Answer]:
+        """Proves both directions; the way to the resolvers is reported, and may be missing (an offline host)."""
+        fatal = {
+            "allowed request": ("squid", probes.allowed_canary),
+            "refused request": ("squid", probes.refused_canary),
+            "refused name": ("dns", probes.dns_refuses),
+        }
+        *problems, offline = await asyncio.gather(
+            *(probe(ask, timeout_s=CANARY_S) for _, ask in fatal.values()),
+            probe(probes.resolver_answers, timeout_s=RESOLVER_S),
+        )
+        checks: list[Answer] = [{"name": "ruleset", "ok": True, "detail": self._ruleset_digest}]
+        for (name, (part, _)), problem in zip(fatal.items(), problems, strict=True):
+            if problem:
+                raise PartError(part, f"canary, {name}: {problem}", "\n".join(self.fleet.children[part].tail))
+            checks.append({"name": name, "ok": True, "detail": ""})
+        detail = f"the allowed path beyond the sidecar cannot be verified: {offline}" if offline else ""
+        checks.append({"name": "resolvers", "ok": not offline, "detail": detail})
+        await self._record([{"kind": "canary", "action": "allow", "resolvers": not offline}])
+        return checks
+
+    # --- operations of an open session ---
+
+    async def put_policy(self, document: object) -> None:
+        """Replaces the policy, whole or not at all. A narrower one ends open connections: what was allowed once must not
+        outlive its rule."""
+        self._must_be_open()
+        policy = self._checked(json.dumps(document).encode(), "policy.put")
+        before, self._policy = self._policy, policy
+        try:
+            if not self._cut:
+                self._apply_sets(policy)
+        except PartError:
+            self._policy = before
+            raise
+        if self._cut:
+            return
+        await self._enforce(policy)
+        if _private_domains(policy) != _private_domains(before):
+            await self.fleet.again("unbound")
+        if _narrower(before, policy):
+            await self.fleet.again("squid")
+
+    async def put_credentials(self, credentials: object) -> None:
+        """Hands decoys and secrets to the policy process, which alone holds them; kept for its successor."""
+        self._must_be_open()
+        if not isinstance(credentials, list):
+            raise PartError("control", "credentials: expected a list")
+        await self._tell_credentials(credentials)
+        self._credentials = credentials
+
+    async def cut(self, kind: str = "cut") -> None:
+        """Ends every connection and allows none until restored."""
+        self._must_be_open()
+        if self._cut and kind == "cut":
+            return
+        self._set_cut(cut=True)
+        self.fleet.children["squid"].kill()
+        await self._enforce(DENY_ALL)
+        await self._record([{"kind": kind}])
+
+    async def restore(self) -> None:
+        """Undoes a cut."""
+        self._must_be_open()
+        if self._deadline is not None and now_s() >= self._deadline:
+            raise PartError("control", "the session's deadline has passed: set a new one first")
+        if not self._cut:
+            return
+        self._apply_sets(self._policy)
+        await self.fleet.again("unbound")
+        await self._enforce(self._policy)
+        await self._record([{"kind": "restore"}])
+        await self.fleet.back("squid")
+        self._set_cut(cut=False)
+
+    async def set_deadline(self, seconds: object) -> None:
+        """Egress is cut so many seconds from now, with or without a host process."""
+        self._must_be_open()
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 10**8:
+            raise PartError("control", f"deadline: {seconds!r} is not a number of seconds")
+        self._deadline = now_s() + seconds
+
+    async def seal(self, outcome: object) -> Answer:
+        """Ends the chain: no new decision, a last look at the kernel's counts, the seal; then everything is denied."""
+        if self.state == "sealed":
+            return self._sealed
+        self._must_be_open()
+        self._set_cut(cut=True)
+        self.fleet.stop("squid", "dns", "unbound", "policy")
+        self._write_policy(DENY_ALL)
+        live = ruleset.read_back()
+        await self._record([*self._tally.receipts(live), {"kind": "policy", "policy": DENY_ALL.digest}])
+        request = {"op": "seal", "outcome": str(outcome)[:64], "totals": dict(live.counters)}
+        answer = await self._audit(request)
+        self._sealed = {key: answer.get(key) for key in ("head", "length", "totals")}
+        self.state = "sealed"
+        self._show_health()
+        return self._sealed
+
+    async def counters(self) -> Answer:
+        """The chain's length and totals, the kernel's counts."""
+        self._must_be_open(sealed=True)
+        audit = await self._audit({"op": "counters"})
+        wanted = ("length", "head", "sealed", "full", "counts")
+        return {**{key: audit.get(key) for key in wanted}, "kernel": dict(ruleset.read_back().counters)}
+
+    def status(self) -> Answer:
+        """What holds at this moment; never fails."""
+        left = None if self._deadline is None else round(self._deadline - now_s(), 1)
+        parts = {name: child.restarts for name, child in self.fleet.children.items()}
+        failure = None if self.failure is None else {"part": self.failure.part, "message": self.failure.message}
+        return {
+            "state": self.state,
+            "healthy": self.healthy,
+            "cut": self._cut,
+            "wanted": self._policy.digest,
+            "deadline_left_s": left,
+            "restarts": parts,
+            "wrong": dict(self.wrong),
+            "failure": failure,
+            "ruleset_digest": self._ruleset_digest,
+        }
+
+    # --- what goes on by itself ---
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the agent may be started, or go on."""
+        return self.state == "open" and not self.wrong
+
+    async def tick(self) -> None:
+        """Once a second: the rules are still ours, the counts become receipts, the deadline holds."""
+        if self.state != "open":
+            return
+        try:
+            live = ruleset.read_back()
+        except RulesetError:
+            live = None
+        if live is not None:
+            await self._record(self._tally.receipts(live))
+        ours = (self._ruleset_digest, self._policy_sets, self._cut)
+        if live is None or (live.digest, live.policy_digest, live.is_cut) != ours:
+            await self._reload()
+        if self._deadline is not None and now_s() >= self._deadline and not self._cut:
+            await self.cut("deadline")
+
+    async def watch(self) -> None:
+        """Every few seconds: each daemon still answers."""
+        if self.state != "open":
+            return
+        self.wrong = await self.fleet.watch()
+        if self.state == "open" and "audit" in self.wrong:
+            # No receipt, no connection. The daemons that ask it deny by themselves; this also ends what is open.
+            self._fail(PartError("audit", self.wrong["audit"]))
+        self._show_health()
+
+    async def _reload(self) -> None:
+        log("supervisor", "nftables: the rules in force are not ours: loaded again")
+        try:
+            ruleset.load(self._source)
+            self._tally.forget()
+            self._apply_sets(self._policy)
+            self._set_cut(cut=self._cut)
+            self._verify_ruleset()
+        except (RulesetError, PartError) as error:
+            self._fail(PartError("nftables", f"the rules were changed and could not be restored: {error}"))
+            return
+        await self._record([{"kind": "tripwire", "action": "deny", "why": "ruleset", "rule": "nftables"}])
+
+    def stop(self) -> None:
+        """Leaves nothing running and nothing allowed."""
+        with contextlib.suppress(PartError):
+            self._set_cut(cut=True)
+        self.fleet.stop()
+
+    def _fail(self, error: PartError) -> None:
+        log("supervisor", f"{error.part}: {error.message}: everything is denied from here on")
+        self.state, self.failure = "failed", error
+        self.wrong = {error.part: error.message}
+        self.stop()
+        self._show_health()
+
+    def _ended(self, name: str) -> None:
+        """A daemon ended (its successor, if it has one, is on its way)."""
+        if self.state == "open" and name == "audit":
+            self._fail(PartError("audit", "the audit writer ended", "\n".join(self.fleet.children[name].tail)))
+        if self.state == "open" and name == "policy" and self._credentials:
+            self._later(self._tell_successor())
+
+    async def _tell_successor(self) -> None:
+        with contextlib.suppress(PartError):
+            await self.fleet.back("policy")
+            await self._tell_credentials(list(self._credentials))
+
+    def _later(self, work: object) -> None:
+        assert asyncio.iscoroutine(work)  # noqa: S101 - narrows the type
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- pieces ---
+
+    def _must_be_open(self, *, sealed: bool = False) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.state != "open" and not (sealed and self.state == "sealed"):
+            raise PartError("control", f"the session is {self.state}")
+
+    def _parse_policy(self, path: Path) -> Policy:
+        try:
+            return self._checked(path.read_bytes(), str(path))
+        except OSError as error:
+            raise PartError("policy", f"{path}: {error}") from error
+
+    def _checked(self, data: bytes, where: str) -> Policy:
+        try:
+            policy = Policy.parse(data)
+        except PolicyError as error:
+            raise PartError("policy", f"{where} refused as a whole", "\n".join(error.problems)) from error
+        known = self._settings.credential_headers if self._settings is not None else ()
+        unknown = sorted({binding.header for binding in policy.credentials} - set(known))
+        if unknown:
+            # squid's header names are static: it would neither strip nor add these.
+            raise PartError("policy", f"{where}: header {', '.join(unknown)} was not listed when the session began")
+        return policy
+
+    def _apply_sets(self, policy: Policy) -> None:
+        try:
+            ruleset.apply_policy(policy)
+            self._policy_sets = ruleset.read_back().policy_digest
+        except RulesetError as error:
+            raise PartError("nftables", str(error), error.output) from error
+
+    def _set_cut(self, *, cut: bool) -> None:
+        try:
+            ruleset.set_cut(cut)
+        except RulesetError as error:
+            raise PartError("nftables", str(error), error.output) from error
+        self._cut = cut
+
+    def _write_policy(self, policy: Policy) -> None:
+        ca.write_atomically(Path(identity.PRIVATE_DOMAINS_FILE), _private_domains(policy))
+        ca.write_atomically(Path(identity.POLICY_FILE), policy.encode().decode())
+        self._in_force = policy
+
+    async def _enforce(self, policy: Policy) -> None:
+        """Receipt first: no decision may name a policy that the chain does not know."""
+        await self._record([{"kind": "policy", "policy": policy.digest}])
+        self._write_policy(policy)
+
+    async def _tell_credentials(self, credentials: list[object]) -> None:
+        message = {"op": "credential.put", "credentials": credentials}
+        try:
+            answer = await probes.ask(identity.POLICY_SOCKET, message, timeout_s=START_S)
+        except WireError as error:
+            raise PartError("policy", "the policy process did not take the credentials") from error
+        if answer.get("ok") is not True:
+            raise PartError("policy", f"credentials refused: {answer.get('error')}")
+
+    async def _record(self, receipts: Sequence[Fields]) -> None:
+        if receipts:
+            await self._audit({"receipts": list(receipts)})
+
+    async def _audit(self, message: Mapping[str, object]) -> Answer:
+        try:
+            answer = await probes.ask(identity.AUDIT_SOCKET, {"id": 1, **message}, timeout_s=START_S)
+        except WireError as error:
+            failure = PartError("audit", f"no receipt can be written: {error}")
+            if self.state == "open":
+                self._fail(failure)
+            raise failure from error
+        if answer.get("ok") is not True:
+            raise PartError("audit", f"refused: {answer.get('error')}")
+        return answer
+
+    def _show_health(self) -> None:
+        flag = Path(identity.HEALTHY_FILE)
+        if self.healthy:
+            flag.touch()
+        else:
+            flag.unlink(missing_ok=True)
+
+
+def _private_domains(policy: Policy) -> str:
+    """unbound's lines for names that may resolve into the floor."""
+    lifted = [rule for rule in policy.rules if rule.action == "allow" and rule.network is None and rule.addresses]
+    names = sorted({rule.pattern.removeprefix("*.") for rule in lifted})
+    return "".join(f'private-domain: "{name}."\n' for name in names)
+
+
+def _narrower(before: Policy, after: Policy) -> bool:
+    """Whether something that was allowed may no longer be."""
+    allows = {rule for rule in before.rules if rule.action == "allow"} - set(after.rules)
+    denies = {rule for rule in after.rules if rule.action == "deny"} - set(before.rules)
+    bindings = set(before.credentials) != set(after.credentials)
+    return bool(allows or denies or bindings or (before.allow_metadata and not after.allow_metadata))
