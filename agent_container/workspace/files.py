@@ -72,8 +72,8 @@ def write_changes(root: Path, changes: Sequence[Change], *, contents: Path) -> A
 
 def _conflict(top: int, change: Change) -> str | None:
     """Why the change cannot be made; None when it can, or already was."""
-    parts = change.path.split("/")
-    if any(part in ("", ".", "..") or part.lower() == ".git" or "\0" in part for part in parts):
+    parts = _parts(change.path)
+    if any(part in (b"", b".", b"..") or part.lower() == b".git" or b"\0" in part for part in parts):
         return "not a path that is ever written"
     try:
         with _folder(top, parts[:-1]) as folder:
@@ -91,7 +91,12 @@ def _conflict(top: int, change: Change) -> str | None:
     return "is not there" if found is None else "exists already" if before is None else "was changed since"
 
 
-def _blob_id(folder: int, name: str, *, length: int) -> str | None:
+def _parts(path: str) -> list[bytes]:
+    """The components as the summary's bytes were, whatever the locale."""
+    return path.encode("utf-8", "surrogateescape").split(b"/")
+
+
+def _blob_id(folder: int, name: bytes, *, length: int) -> str | None:
     """git's id of a file's content; None when there is no such name, and a word that is no id for anything but a
     file."""
     try:
@@ -114,7 +119,7 @@ def _blob_id(folder: int, name: str, *, length: int) -> str | None:
 
 
 @contextlib.contextmanager
-def _folder(top: int, parts: Sequence[str], *, create: bool = False) -> Iterator[int]:
+def _folder(top: int, parts: Sequence[bytes], *, create: bool = False) -> Iterator[int]:
     """A directory below `top`, reached without following any link."""
     handle = os.dup(top)
     try:
@@ -131,7 +136,7 @@ def _folder(top: int, parts: Sequence[str], *, create: bool = False) -> Iterator
 
 
 def _write(top: int, change: Change, content: Path) -> None:
-    parts = change.path.split("/")
+    parts = _parts(change.path)
     fresh = f".{hashlib.sha256(change.path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}.agent-container"
     with _folder(top, parts[:-1], create=True) as folder:
         with contextlib.suppress(FileNotFoundError):
@@ -143,12 +148,12 @@ def _write(top: int, change: Change, content: Path) -> None:
                 out.write(block)
             out.flush()
             os.fsync(handle)
-        os.rename(fresh, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(fresh.encode(), parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _remove(top: int, path: str) -> None:
     """Removes a file, and the directories that it leaves empty, as git does."""
-    parts = path.split("/")
+    parts = _parts(path)
     try:
         with _folder(top, parts[:-1]) as folder:
             os.unlink(parts[-1], dir_fd=folder)

@@ -26,7 +26,7 @@ from agent_container.workspace.throwaway import (
     read_tar,
 )
 from agent_container.workspace.transfer import Work, parse_model
-from agent_container.workspace.tree import TreeFacts
+from agent_container.workspace.tree import TreeFacts, engine_text
 
 BUNDLE = "/run/agent-container-bundle"
 FETCH_TIMEOUT_S = 600
@@ -154,20 +154,21 @@ def review_bundle(
     The patch goes to `patch`; the content of changed files into `files`, named by the position in `Work.changes`.
     """
     common = facts.common_dir
-    mounts = [Mount(kind="bind", source=str(bundle), target=BUNDLE, read_only=True)]
+    mounts: list[Mount] = []
     arguments = ["review", *(f"--protect={pattern}" for pattern in protect)]
     if base is not None:
         arguments += ["--base", base]
     if common is not None:
-        mounts.append(Mount(kind="bind", source=str(common), target=str(common), read_only=True))
-        arguments += ["--source", str(common)]
+        where = engine_text(common)
+        mounts.append(Mount(kind="bind", source=where, target=where, read_only=True))
+        arguments += ["--source", where]
     if files is not None:
         arguments.append("--files")
     with tempfile.TemporaryDirectory(dir=throwaway.directory, prefix="review-") as folder:
         tar, readable = Path(folder) / "review.tar", Path(folder) / "bundle"
         readable.write_bytes(bundle.read_bytes())
         readable.chmod(0o644)  # records are 0600 and the container's user need not be ours
-        mounts[0] = Mount(kind="bind", source=str(readable), target=BUNDLE, read_only=True)
+        mounts.append(Mount(kind="bind", source=engine_text(readable), target=BUNDLE, read_only=True))
         throwaway.run(
             [*arguments, "--", BUNDLE],
             user=facts.owner,
@@ -190,6 +191,7 @@ def apply_result(
     environ: Mapping[str, str],
     mode: Literal["branch", "files"] | None = None,
     bound: bool = False,
+    carried: bool = False,
     protect: Sequence[str] = (),
     accept_sensitive: bool = False,
 ) -> ApplyResult:
@@ -198,7 +200,8 @@ def apply_result(
     A branch is the default because it changes no file that the user is working on, and `git merge` and `git diff`
     are how they know to go on. Files are written by us and not by `git apply`: only regular files, only where the
     present content is what the agent started from, never through a link. `bound`: the work is in the working tree
-    already. Raises: ApprovalNeeded naming the paths that hold it up.
+    already. `carried`: the run began with uncommitted work of the user, which the branch holds as a commit. Raises:
+    ApprovalNeeded naming the paths that hold it up.
     """
     how = mode or ("branch" if facts.kind == "git" else "files")
     if how == "branch" and facts.kind == "plain":
@@ -222,6 +225,10 @@ def apply_result(
             return ApplyResult(review=review, branch=None, files=applied, next_command=None)
     branch = f"agent/{run}"
     fetch_result(facts, bundle, run=run, environ=environ, branch=branch)
-    # In a bound workspace the files are there already: only the branch has to move, and the index with it.
-    command = f"git reset {branch}" if bound else f"git merge {branch}"
+    if bound:  # the files are there already: only the user's branch has to move, and the index with it
+        command = f"git reset {branch}"
+    elif carried:  # a merge would find the user's own changes in its way
+        command = f"agent-container runs apply {run} --files"
+    else:
+        command = f"git merge {branch}"
     return ApplyResult(review=review, branch=branch, files=None, next_command=command)

@@ -24,10 +24,9 @@ from agent_container.workspace.throwaway import (
     STREAM,
     WORKSPACE,
     Throwaway,
-    parse_answer,
     read_tar,
 )
-from agent_container.workspace.tree import TreeFacts
+from agent_container.workspace.tree import TreeFacts, engine_text
 
 T = TypeVar("T", bound=BaseModel)
 Oid = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
@@ -120,16 +119,18 @@ def source_mounts(facts: TreeFacts) -> tuple[Mount, ...]:
     """The project and, for a linked worktree, its repository, read-only at their own paths, so that pointers hold."""
     paths = dict.fromkeys(path for path in (facts.root, facts.common_dir, facts.git_dir) if path is not None)
     outer = [path for path in paths if not any(other != path and path.is_relative_to(other) for other in paths)]
-    return tuple(Mount(kind="bind", source=str(path), target=str(path), read_only=True) for path in outer)
+    return tuple(
+        Mount(kind="bind", source=engine_text(path), target=engine_text(path), read_only=True) for path in outer
+    )
 
 
 @contextmanager
-def _packed(throwaway: Throwaway, facts: TreeFacts, arguments: Sequence[str]) -> Iterator[Mount]:
-    """The project's stream as a mount for the container that unpacks it."""
+def packed(throwaway: Throwaway, facts: TreeFacts, arguments: Sequence[str], *, tree: Path) -> Iterator[Mount]:
+    """The stream of the project, or of a repository inside it, as a mount for the container that unpacks it."""
     with tempfile.TemporaryDirectory(dir=throwaway.directory, prefix="pack-") as folder:
         stream = Path(folder) / "stream"
         throwaway.run(
-            ["pack", *arguments, "--", str(facts.root)],
+            ["pack", *arguments, "--", engine_text(tree)],
             user=f"{facts.owner_uid}:{facts.owner_gid}",
             mounts=source_mounts(facts),
             stdout=stream,
@@ -137,38 +138,7 @@ def _packed(throwaway: Throwaway, facts: TreeFacts, arguments: Sequence[str]) ->
         )
         # The other container's user is not ours; the directory around it is closed to everybody else.
         stream.chmod(0o644)
-        yield Mount(kind="bind", source=str(stream), target=STREAM, read_only=True)
-
-
-def clone_workspace(
-    throwaway: Throwaway,
-    facts: TreeFacts,
-    *,
-    volume: str,
-    user: str,
-    run: str,
-    committed: bool = False,
-    hide: Sequence[str] = (),
-    ignore: str = "",
-    identity: tuple[str, str] = ("", ""),
-) -> Prepared:
-    """Fills an empty volume with a clone on branch `agent/<run>`, uncommitted work included unless `committed`.
-
-    `user` is the agent's `uid:gid`, `ignore` the user's own ignore rules, `identity` the name and email of commits.
-    """
-    options = _pack_options(committed=committed, hide=hide, ignore=ignore, identity=identity)
-    with _packed(throwaway, facts, options) as stream:
-        target = Mount(kind="volume", source=volume, target=WORKSPACE)
-        answer = throwaway.run(["unpack", "--run", run, STREAM, WORKSPACE], user=user, mounts=[stream, target])
-    return parse_model(Prepared, parse_answer(answer))
-
-
-def _pack_options(*, committed: bool, hide: Sequence[str], ignore: str, identity: tuple[str, str]) -> list[str]:
-    options = [f"--hide={pattern}" for pattern in hide]
-    if committed:
-        options.append("--committed")
-    options += [f"--exclude={ignore}", f"--name={identity[0]}", f"--email={identity[1]}"]
-    return options
+        yield Mount(kind="bind", source=engine_text(stream), target=STREAM, read_only=True)
 
 
 def collect_work(

@@ -149,6 +149,18 @@ def _pointers(root: Path, dotgit: Path) -> tuple[Path, Path]:
     return git_dir, git_dir
 
 
+def engine_text(path: Path) -> str:
+    """A path as the engine's API and the container's programs take it, whatever the locale. Raises: UsageError.
+
+    Under `LC_ALL=C` Python holds the bytes of `é` as two surrogates; the API would make something else of them.
+    """
+    try:
+        return os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError:
+        shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+        raise UsageError(f"{shown} is not UTF-8, and the engine takes no other path") from None
+
+
 def text(path: Path) -> str | None:
     """A small plain file; None for anything else."""
     try:

@@ -1,0 +1,108 @@
+"""Before a session starts: filling the volumes of a plan, and the small files that its mounts take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_container.errors import AgentContainerError
+from agent_container.stack import Mount
+from agent_container.workspace.plan import EMPTY_DIRECTORY, WORKSPACE_VOLUME, GitDir, WorkspacePlan
+from agent_container.workspace.throwaway import STREAM, WORKSPACE, Throwaway, parse_answer
+from agent_container.workspace.transfer import Prepared, packed, parse_model
+from agent_container.workspace.tree import TreeFacts
+
+
+@dataclass(frozen=True)
+class UserGit:
+    """What the user's own git says beyond the project, read by the host's git outside of any tree."""
+
+    ignore: str = ""
+    """Text of the user's ignore file: what it names is not carried into a clone."""
+    name: str = ""
+    email: str = ""
+
+
+@dataclass(frozen=True)
+class Readied:
+    """A workspace that is ready, and what the user should know about it."""
+
+    prepared: Prepared | None
+    """None for a bound directory without git."""
+    warnings: tuple[str, ...]
+
+
+def write_files(plan: WorkspacePlan, directory: Path) -> None:
+    """Writes `plan.files` into the session's own directory (0700 itself); idempotent, for a session's life they
+    never change."""
+    for name, text in plan.files:
+        path = directory / name
+        if name == EMPTY_DIRECTORY:
+            path.mkdir(exist_ok=True)
+            path.chmod(0o755)
+        elif not path.exists():
+            # In place and never replaced: a mount holds the file itself, not its name.
+            path.write_text(text)
+            path.chmod(0o644)
+
+
+def prepare_workspace(
+    throwaway: Throwaway,
+    facts: TreeFacts,
+    plan: WorkspacePlan,
+    *,
+    names: Mapping[str, str],
+    run: str,
+    committed: bool = False,
+    user_git: UserGit | None = None,
+) -> Readied:
+    """Fills the plan's volumes, which `names` gives by key. A clone's volume must be empty; private git directories
+    are brought up to date.
+
+    `committed`: a clone starts from the last commit, without uncommitted work.
+    """
+    user_git = user_git or UserGit()
+    options = [f"--hide={pattern}" for pattern in plan.hide]
+    options += [f"--exclude={user_git.ignore}", f"--name={user_git.name}", f"--email={user_git.email}"]
+    if plan.mode == "clone":
+        options += ["--committed"] if committed else []
+        with packed(throwaway, facts, options, tree=facts.root) as stream:
+            target = Mount(kind="volume", source=names[WORKSPACE_VOLUME], target=WORKSPACE)
+            arguments = ["unpack", "--run", run, STREAM, WORKSPACE]
+            answer = throwaway.run(arguments, user=plan.user, mounts=[stream, target])
+        prepared = parse_model(Prepared, parse_answer(answer))
+        return Readied(prepared, (*plan.warnings, *_stayed(prepared)))
+    warnings = list(plan.warnings)
+    whole: Prepared | None = None
+    for git_dir in plan.git_dirs:
+        try:
+            filled = _fill(throwaway, facts, git_dir, options, volume=names[git_dir.volume], user=plan.user)
+        except AgentContainerError as error:
+            if git_dir.tree == facts.root:
+                raise
+            # The mount over it stays, empty: what cannot be read is not handed out as it is either.
+            warnings.append(f"git will not work in {git_dir.tree}: {'; '.join(error.details) or error}")
+            continue
+        if git_dir.tree == facts.root:
+            whole = filled
+    return Readied(whole, tuple(warnings))
+
+
+def _fill(
+    throwaway: Throwaway, facts: TreeFacts, git_dir: GitDir, options: list[str], *, volume: str, user: str
+) -> Prepared:
+    with packed(throwaway, facts, ["--index", *options], tree=git_dir.tree) as stream:
+        # The image's /workspace belongs to the agent, and a fresh volume takes over what it covers.
+        target = Mount(kind="volume", source=volume, target=WORKSPACE)
+        arguments = ["unpack-gitdir", STREAM, f"{WORKSPACE}/{git_dir.inside}" if git_dir.inside else WORKSPACE]
+        arguments += ["--work-tree", git_dir.work_tree] if git_dir.work_tree else []
+        answer = throwaway.run(arguments, user=user, mounts=[stream, target])
+    return parse_model(Prepared, parse_answer(answer))
+
+
+def _stayed(prepared: Prepared) -> list[str]:
+    words = [f"{name} could not be read and stayed behind" for name in prepared.unreadable]
+    return words + [
+        f"{name} is a repository that the project does not track; it stayed behind" for name in prepared.nested
+    ]
