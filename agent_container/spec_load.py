@@ -49,8 +49,6 @@ _EXPECTED = {
     "model_attributes_type": "`key: value` lines",
 }
 
-_WANTS_TEXT = ("string_type", "model_type", "literal_error")
-
 
 @dataclass(frozen=True)
 class Later:
@@ -161,14 +159,19 @@ class _Explainer:
             expected = str(ctx["error"])
         else:
             expected = _EXPECTED.get(kind) or _bound(kind, ctx) or error["msg"]
+        if isinstance(node, Scalar) and node.kind not in ("text", "null") and self._takes_text(kind, expected, steps):
+            found = _found(node, secret=False)
+            return Problem(line, where, f'found {found}; for text, quote it: "{shown(node.text)}"')
         return Problem(line, where, self._sentence(expected, node, where, kind=kind))
+
+    def _takes_text(self, kind: str, expected: str, steps: list[int | str]) -> bool:
+        if kind == "model_type":
+            return any(choice.get("type") == "string" for choice in _choices(self.schema, self._schema_at(steps)))
+        return kind == "string_type" or (kind == "literal_error" and not expected.isdigit())
 
     def _sentence(self, expected: str, node: Node, where: str, *, kind: str) -> str:
         secret = any(where == top or where.startswith(top + ".") for top in self.secret)
         found = _found(node, secret=secret)
-        wants_text = kind in _WANTS_TEXT and not expected.isdigit()
-        if isinstance(node, Scalar) and node.kind not in ("text", "null") and wants_text:
-            return f'found {found}; for text, quote it: "{shown(node.text)}"'
         if kind != "value_error":
             return f"found {found}, expected {expected}"
         if secret or not isinstance(node, Scalar):
@@ -194,11 +197,11 @@ class _Explainer:
     def _unknown(self, steps: list[int | str]) -> str:
         key = str(steps[-1])
         here = sorted(_keys(self.schema, self._schema_at(steps[:-1])))
-        if near := _nearest(key, here):
-            return f"unknown key `{shown(key)}`; did you mean `{near}`?"
         elsewhere = [path for path in _all_paths(self.schema) if path.rpartition(".")[2] == key]
         if elsewhere:
             return f"the key `{key}` does not belong here; it stands as `{elsewhere[0]}`"
+        if near := _nearest(key, here):
+            return f"unknown key `{shown(key)}`; did you mean `{near}`?"
         return (
             f"unknown key `{shown(key)}`; the keys here are {', '.join(here)}"
             if here

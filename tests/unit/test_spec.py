@@ -166,6 +166,8 @@ REFUSED = {
     "camel case in egress": ('egress: {allowedHosts: ["a.test"]}', 1, "egress.allowedHosts", "did you mean `allow`"),
     "a misspelt section": ("name: a\negres: {allow: []}", 2, "egres", "did you mean `egress`"),
     "a key at the wrong level": ('allow: ["a.test"]', 1, "allow", "does not belong here; it stands as `egress.allow`"),
+    "a key at the wrong level that is like one here": ("mode: bind", 1, "mode", "it stands as `workspace.mode`"),
+    "a boolean where a section is meant": ("limits: true", 1, "limits", "a boolean, expected `key: value` lines"),
     "a key with nothing near": ("image: {qqq: 1}", 1, "image.qqq", "the keys here are base, packages, setup"),
     "a misspelt key in a list": ("mounts:\n- {sorce: /a, target: /b}", 2, "mounts[0].sorce", "did you mean `source`"),
     "a missing key": ("mounts:\n- {source: /a}", 2, "mounts[0]", "the key `target` is missing"),
