@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from agent_container.errors import AgentContainerError, ApprovalNeeded, UsageError
-
-if TYPE_CHECKING:
-    from agent_container.commands.context import Context
-    from agent_container.ui import Ui
-
-T = TypeVar("T")
+from agent_container.cli_call import CALL, RunArgument, approved
+from agent_container.cli_records import credential_app, runs_app
+from agent_container.errors import AgentContainerError, UsageError
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
@@ -38,41 +34,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-runs_app = typer.Typer(help="The records of past and present runs; without a verb, `runs ls`.", no_args_is_help=False)
-credential_app = typer.Typer(help="The sealed store of credentials.", no_args_is_help=True)
 app.add_typer(runs_app, name="runs")
 app.add_typer(credential_app, name="credential")
 
-
-class _Call:
-    """One call of the tool: what the global options said."""
-
-    def __init__(self) -> None:
-        self.directory = Path()
-        self.spec: Path | None = None
-        self.json = False
-        self.quiet = False
-        self.verbose = False
-        self.no_input = False
-
-    @property
-    def ui(self) -> Ui:
-        from agent_container.ui import Ui
-
-        if not hasattr(self, "_ui"):
-            self._ui = Ui(json_output=self.json, quiet=self.quiet, verbose=self.verbose, no_input=self.no_input)
-        return self._ui
-
-    @property
-    def context(self) -> Context:
-        from agent_container.commands.context import Context
-
-        if not hasattr(self, "_context"):
-            self._context = Context(directory=self.directory, spec_path=self.spec, report=self.ui.finished)
-        return self._context
-
-
-CALL = _Call()
 
 Accept = Annotated[
     str | None, typer.Option("--accept", metavar="DIGEST", help="Say yes to the spec whose digest begins so.")
@@ -80,7 +44,6 @@ Accept = Annotated[
 BindMode = Annotated[bool, typer.Option("--bind", help="The agent works in this directory itself.")]
 CloneMode = Annotated[bool, typer.Option("--clone", help="The agent works in a clone.")]
 AgentOption = Annotated[str | None, typer.Option("--agent", help="The agent, where there is no spec.")]
-RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's id or its beginning; the newest.")]
 
 
 @app.callback()
@@ -94,21 +57,6 @@ def _global(
 ) -> None:
     CALL.directory, CALL.spec = directory, file
     CALL.json, CALL.quiet, CALL.verbose, CALL.no_input = json_output, quiet, verbose, no_input
-
-
-def _approved(call: Callable[[str | None], T], *, accept: str | None, again: str) -> T:
-    """Calls with the digest given; where a yes is missing, shows the difference and asks, then calls again."""
-    try:
-        return call(accept)
-    except ApprovalNeeded as needed:
-        ui = CALL.ui
-        if not ui.interactive or accept is not None:
-            raise
-        ui.info(needed.message)
-        ui.diff(needed.diff)
-        if not ui.confirm("Accept this?", hint=f"{again} --accept {needed.digest[:12]}"):
-            raise UsageError("not accepted; nothing was changed") from None
-        return call(needed.digest)
 
 
 def _mode(bind: bool, clone: bool) -> str | None:
@@ -159,7 +107,7 @@ def build(accept: Accept = None, agent: AgentOption = None) -> None:
     """Build the images that the spec needs."""
     from agent_container.commands.build import build_images
 
-    result = _approved(
+    result = approved(
         lambda yes: build_images(CALL.context, accept=yes, agent=agent), accept=accept, again="agent-container build"
     )
     CALL.ui.result(result, command="build", show=lambda: CALL.ui.fields(result.fields))
@@ -183,7 +131,7 @@ def _up(*, accept: str | None, agent: str | None, mode: str | None, recreate: bo
     from agent_container.commands.up import bring_up
 
     verb = "redeploy" if recreate else "up"
-    result = _approved(
+    result = approved(
         lambda yes: bring_up(CALL.context, accept=yes, agent=agent, mode=mode, recreate=recreate),
         accept=accept,
         again=f"agent-container {verb}",
@@ -252,7 +200,7 @@ def attach(accept: Accept = None, agent: AgentOption = None) -> None:
     """The agent's own interface, rejoined or started; starts what is missing. Leave with ctrl-p ctrl-q."""
     from agent_container.commands.attach import attach_agent
 
-    code = _approved(
+    code = approved(
         lambda yes: attach_agent(CALL.context, accept=yes, agent=agent), accept=accept, again="agent-container attach"
     )
     raise typer.Exit(code)
@@ -293,7 +241,7 @@ def run(
     words = read_task(task, file, stdin=sys.stdin.buffer, verbs=[c.name or "" for c in runs_app.registered_commands])
     mode = _mode(bind, clone)
     if detach:
-        started = _approved(
+        started = approved(
             lambda yes: run_detached(CALL.context, words, accept=yes, agent=agent, model=model, mode=mode),
             accept=accept,
             again="agent-container run",
@@ -302,7 +250,7 @@ def run(
         return
     from agent_container.ui.views import show_event, show_summary
 
-    result = _approved(
+    result = approved(
         lambda yes: run_task(
             CALL.context,
             words,
@@ -385,14 +333,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = 1
     except typer.Exit as exited:
         code = exited.exit_code
-    except Exception as error:  # noqa: BLE001 - the last line of defence: no traceback for a user
+    except Exception as error:
         code = _other(error, verb)
     sys.stdout.flush()
     raise SystemExit(code)
 
 
 def _other(error: Exception, verb: str) -> int:
-    """Click's usage errors in our form; anything else is a bug, said so, its traceback only with AGENT_CONTAINER_DEBUG."""
+    """Click's usage errors in our form; all else is a bug and said so, its traceback only on demand."""
     format_message = getattr(error, "format_message", None)
     if callable(format_message):
         if type(error).__name__ == "NoArgsIsHelpError":

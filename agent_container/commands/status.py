@@ -51,8 +51,8 @@ def read_status(ctx: Context) -> StatusResult:
         if s.id in orphans
     ]
     if state is None:
-        fields = (("project", project.name), ("state", "down"), ("id", project.id))
-        return StatusResult(project.name, "down", None, _with_runs(fields, runs), tuple(amiss))
+        down = (("project", project.name), ("state", "down"), ("id", project.id))
+        return StatusResult(project.name, "down", None, _with_runs(down, runs), tuple(amiss))
     health = examine(ctx, state)
     use = state.workspace
     fields = (

@@ -1,4 +1,4 @@
-"""`up` and `redeploy`: the standing environment as the spec wants it. Asking again is harmless; what broke is healed."""
+"""`up` and `redeploy`: the standing environment as the spec wants it. Asking again is harmless, what broke heals."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""One call of the tool: what the global options said, its context and its printer, shared by every verb's parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from agent_container.errors import ApprovalNeeded, UsageError
+
+if TYPE_CHECKING:
+    from agent_container.commands.context import Context
+    from agent_container.ui import Ui
+
+T = TypeVar("T")
+
+RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's id or its beginning; the newest.")]
+
+
+class Call:
+    """One call of the tool: what the global options said."""
+
+    def __init__(self) -> None:
+        self.directory = Path()
+        self.spec: Path | None = None
+        self.json = False
+        self.quiet = False
+        self.verbose = False
+        self.no_input = False
+
+    @property
+    def ui(self) -> Ui:
+        """The printer."""
+        from agent_container.ui import Ui
+
+        if not hasattr(self, "_ui"):
+            self._ui = Ui(json_output=self.json, quiet=self.quiet, verbose=self.verbose, no_input=self.no_input)
+        return self._ui
+
+    @property
+    def context(self) -> Context:
+        """What commands are given."""
+        from agent_container.commands.context import Context
+
+        if not hasattr(self, "_context"):
+            self._context = Context(directory=self.directory, spec_path=self.spec, report=self.ui.finished)
+        return self._context
+
+
+CALL = Call()
+
+
+def approved(call: Callable[[str | None], T], *, accept: str | None, again: str) -> T:
+    """Calls with the digest given; where a yes is missing, shows the difference and asks, then calls again."""
+    try:
+        return call(accept)
+    except ApprovalNeeded as needed:
+        ui = CALL.ui
+        if not ui.interactive or accept is not None:
+            raise
+        ui.info(needed.message)
+        ui.diff(needed.diff)
+        if not ui.confirm("Accept this?", hint=f"{again} --accept {needed.digest[:12]}"):
+            raise UsageError("not accepted; nothing was changed") from None
+        return call(needed.digest)

@@ -1,0 +1,202 @@
+"""The parsers of `runs` and `credential`: the records of runs, and the sealed store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from agent_container.cli_call import CALL, RunArgument
+from agent_container.errors import UsageError
+
+if TYPE_CHECKING:
+    from agent_container.events import Event
+    from agent_container.records import RunRecord
+
+runs_app = typer.Typer(help="The records of past and present runs; without a verb, `runs ls`.", no_args_is_help=False)
+credential_app = typer.Typer(help="The sealed store of credentials.", no_args_is_help=True)
+
+Everywhere = Annotated[bool, typer.Option("--all", help="Of every project.")]
+
+
+@runs_app.callback(invoke_without_command=True)
+def _runs(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        runs_ls()
+
+
+@runs_app.command("ls")
+def runs_ls(everywhere: Everywhere = False) -> None:
+    """Runs of this project, newest first."""
+    from agent_container.commands.runs import list_runs
+    from agent_container.ui.views import show_runs
+
+    rows = list_runs(CALL.context, everywhere=everywhere)
+    CALL.ui.result(rows, command="runs ls", show=lambda: show_runs(CALL.ui, rows))
+
+
+@runs_app.command("show")
+def runs_show(run: RunArgument = None) -> None:
+    """One run: how it ended, its work, its egress, what was refused."""
+    from agent_container.commands.runs import run_events, show_run
+    from agent_container.ui.views import show_run_detail
+
+    detail = show_run(CALL.context, run)
+    CALL.ui.result(
+        detail,
+        command="runs show",
+        show=lambda: show_run_detail(CALL.ui, detail, run_events(CALL.context, detail.run)),
+    )
+
+
+@runs_app.command("logs")
+def runs_logs(
+    run: RunArgument = None,
+    raw: Annotated[bool, typer.Option("--raw", help="The agent's own stream, as it came.")] = False,
+) -> None:
+    """A run's events, one a line."""
+    from agent_container.commands.runs import run_events, run_raw
+
+    if raw:
+        for piece in run_raw(CALL.context, run):
+            CALL.ui.raw(piece)
+        return
+    count = 0
+    for event in run_events(CALL.context, run):
+        count += 1
+        _stream(event, "runs logs")
+    if CALL.json:
+        CALL.ui.result({"events": count}, command="runs logs")
+
+
+@runs_app.command("attach")
+def runs_attach(run: RunArgument = None) -> None:
+    """Follow a run that is going on, to its end."""
+    from agent_container.commands.run_control import attach_run
+
+    record = attach_run(CALL.context, run, on_event=lambda event: _stream(event, "runs attach"))
+    _summary(record, "runs attach")
+    raise typer.Exit(record.exit_status)
+
+
+@runs_app.command("stop")
+def runs_stop(run: RunArgument = None) -> None:
+    """End a run in order: the agent gets time to flush, the record is written."""
+    from agent_container.commands.run_control import stop_run
+
+    stopped = stop_run(CALL.context, run)
+    CALL.ui.result(stopped, command="runs stop", show=lambda: CALL.ui.text(f"run {stopped.run}: {stopped.outcome}"))
+
+
+@runs_app.command("apply")
+def runs_apply(
+    run: RunArgument = None,
+    branch: Annotated[bool, typer.Option("--branch", help="As branch agent/RUN; the default in a repository.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="Into the working tree.")] = False,
+    accept_sensitive: Annotated[
+        bool, typer.Option("--accept-sensitive", help="Also what tools on this host run or obey.")
+    ] = False,
+) -> None:
+    """Bring a run's work to the project."""
+    from agent_container.commands.run_control import apply_run
+
+    if branch and files:
+        raise UsageError("--branch and --files exclude each other")
+    mode: Literal["branch", "files"] | None = "branch" if branch else "files" if files else None
+    applied = apply_run(CALL.context, run, mode=mode, accept_sensitive=accept_sensitive)
+
+    def show() -> None:
+        if applied.branch is not None:
+            CALL.ui.text(f"made branch {applied.branch}")
+        if applied.files is not None:
+            CALL.ui.text(f"wrote {len(applied.files.written)} files, removed {len(applied.files.removed)}")
+        if applied.next_command is not None:
+            CALL.ui.info(f"next: {applied.next_command}")
+
+    CALL.ui.result(applied, command="runs apply", show=show)
+
+
+@runs_app.command("verify")
+def runs_verify(run: RunArgument = None) -> None:
+    """Check a whole record: signature, files, receipts."""
+    from agent_container.commands.runs import verify_record
+    from agent_container.ui.views import show_verification
+
+    result = verify_record(CALL.context, run)
+    CALL.ui.result(result, command="runs verify", show=lambda: show_verification(CALL.ui, result))
+    raise typer.Exit(result.exit_code)
+
+
+@credential_app.command("set")
+def credential_set(
+    name: Annotated[str, typer.Argument(help="Its name; one that is a kind's name has that kind.")],
+    kind: Annotated[str | None, typer.Option("--kind", help="anthropic, openai, github, generic, ...")] = None,
+    host: Annotated[list[str] | None, typer.Option("--host", help="A host that may get it.")] = None,
+    port: Annotated[int | None, typer.Option("--port")] = None,
+    method: Annotated[list[str] | None, typer.Option("--method", help="An HTTP method.")] = None,
+    path: Annotated[list[str] | None, typer.Option("--path", help="A path template: /v1/*, /v1/**.")] = None,
+    header: Annotated[str | None, typer.Option("--header", help="The header that carries it.")] = None,
+    form: Annotated[list[str] | None, typer.Option("--format", help="How: 'Bearer {}'.")] = None,
+    env: Annotated[list[str] | None, typer.Option("--env", help="The variable of the placeholder.")] = None,
+    from_env: Annotated[str | None, typer.Option("--from-env", metavar="NAME", help="Take it from there.")] = None,
+    from_file: Annotated[Path | None, typer.Option("--from-file", help="Take it from a file.")] = None,
+) -> None:
+    """Seal a secret; it is asked for, or read from stdin, a file or a variable, and never an argument."""
+    import os
+
+    from agent_container.commands.credential import BindingRequest, read_secret_from, set_credential
+
+    request = BindingRequest(
+        kind=kind,
+        hosts=tuple(host or ()),
+        port=port,
+        methods=tuple(method or ()),
+        paths=tuple(path or ()),
+        header=header,
+        formats=tuple(form or ()),
+        env=tuple(env or ()),
+    )
+    if from_env is None and from_file is None and sys.stdin.isatty():
+        secret = CALL.ui.prompt(
+            f"secret of {name}:", secret=True, hint=f"agent-container credential set {name} < FILE"
+        ).encode("utf-8", "surrogateescape")
+    else:
+        secret = read_secret_from(from_file or sys.stdin.buffer, variable=from_env, environ=dict(os.environ))
+    row = set_credential(CALL.context, name, request, secret=secret)
+    CALL.ui.result(row, command="credential set", show=lambda: CALL.ui.text(f"sealed {row.name} ({row.kind})"))
+
+
+@credential_app.command("ls")
+def credential_ls() -> None:
+    """Names and bindings; never a secret."""
+    from agent_container.commands.credential import list_credentials
+
+    rows = list_credentials(CALL.context)
+
+    def show() -> None:
+        CALL.ui.table(("name", "kind", "hosts", "header", "variables"), [row.cells for row in rows])
+
+    CALL.ui.result(rows, command="credential ls", show=show)
+
+
+@credential_app.command("rm")
+def credential_rm(name: Annotated[str, typer.Argument()]) -> None:
+    """Remove one."""
+    from agent_container.commands.credential import remove_credential
+
+    removed = remove_credential(CALL.context, name)
+    CALL.ui.result({"removed": removed}, command="credential rm", show=lambda: CALL.ui.text(f"removed {removed}"))
+
+
+def _stream(event: Event, command: str) -> None:
+    from agent_container.ui.views import show_event
+
+    CALL.ui.stream(event, command=command, show=lambda: show_event(CALL.ui, event))
+
+
+def _summary(record: RunRecord, command: str) -> None:
+    from agent_container.ui.views import show_summary
+
+    CALL.ui.result(record, command=command, show=lambda: show_summary(CALL.ui, record))

@@ -1,0 +1,136 @@
+"""`runs stop`, `runs attach` and `runs apply`: what may be done with a run while it works, and with its work after."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from agent_container.commands.context import Context
+from agent_container.commands.recovery import finish_orphan, profile_named
+from agent_container.commands.runs import load_record, resolve_run
+from agent_container.errors import Locked, NotRunning, UsageError
+from agent_container.events import Event
+from agent_container.records import RunRecord
+from agent_container.sandbox.closing import close_run, throwaway
+from agent_container.sandbox.recording import Closing
+from agent_container.sandbox.turn import TurnWatch, follow_turn
+from agent_container.session import Phase, SessionState
+from agent_container.workspace.result import ApplyResult, apply_result
+from agent_container.workspace.tree import inspect_tree
+
+STOP_WAIT_S = 60.0
+DEFAULT_TIME_S = 2 * 3600
+DEFAULT_IDLE_S = 15 * 60
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was ended by its user."""
+
+    run: str
+    outcome: str
+
+
+def live_session(ctx: Context, prefix: str | None) -> SessionState:
+    """The unfinished run that a prefix names; the newest for None. Raises NotRunning or UsageError."""
+    live = [state for state in ctx.store.sessions.list() if state.kind == "run"]
+    found = [state for state in live if prefix is None or state.id.startswith(prefix)]
+    if not found:
+        raise NotRunning(
+            "no run of that name is going on" if prefix else "no run is going on", hint="agent-container ls"
+        )
+    if prefix is not None and len(found) > 1:
+        raise UsageError(f"{prefix!r} is the beginning of several runs", details=[s.id for s in found])
+    return found[-1]
+
+
+def stop_run(ctx: Context, prefix: str | None) -> Stopped:
+    """Ends a run in order: its driver is asked; where there is none, this process finishes it."""
+    state = live_session(ctx, prefix)
+    ctx.store.sessions.request_stop(state.id)
+    deadline = time.monotonic() + STOP_WAIT_S
+    while time.monotonic() < deadline:
+        if ctx.store.sessions.load(state.id).phase is Phase.CLOSED:
+            break
+        with contextlib.suppress(Locked), ctx.store.sessions.lock(state.id, doing="stop", wait_s=0):
+            fresh = ctx.store.sessions.load(state.id)
+            if fresh.phase is not Phase.CLOSED:
+                finish_orphan(ctx, fresh, stop_live=True)
+            break
+        time.sleep(0.2)
+    place = ctx.store.runs.place(state.project_id, state.id)
+    if not place.path.is_dir():
+        raise NotRunning(f"run {state.id} has been asked to stop and has not ended yet", hint="agent-container ls")
+    return Stopped(run=state.id, outcome=str(load_record(place).host.outcome))
+
+
+def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], None]) -> RunRecord:
+    """Follows a run that is going on; drives it to its record where its driver is gone."""
+    state = live_session(ctx, prefix)
+    egress, agent = state.container("egress"), state.container("agent")
+    if state.phase is not Phase.RUNNING or egress is None or agent is None:
+        raise NotRunning(f"run {state.id} is {state.phase}; there is nothing to follow yet", hint="agent-container ls")
+    profile = profile_named(state.agent)
+    watch = TurnWatch(
+        engine=ctx.engine,
+        egress=egress,
+        agent=agent,
+        turn=state.id,
+        profile=profile,
+        time_s=state.limits.time_s or DEFAULT_TIME_S,
+        idle_s=state.limits.idle_s or DEFAULT_IDLE_S,
+        on_event=on_event,
+        stop=lambda: None,
+        stop_requested=lambda: ctx.store.sessions.stop_requested(state.id),
+    )
+    try:
+        with ctx.store.sessions.lock(state.id, doing="runs attach", wait_s=0):
+            end = follow_turn(watch)
+            closing = Closing(state=ctx.store.sessions.load(state.id), end=end, profile=profile, ended=ctx.now())
+            return close_run(ctx.engine, ctx.store, closing, report=ctx.report).record
+    except Locked:
+        follow_turn(watch)  # its driver writes the record; we only look on
+    place = ctx.store.runs.place(state.project_id, state.id)
+    deadline = time.monotonic() + STOP_WAIT_S
+    while not place.path.is_dir() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return load_record(place)
+
+
+def apply_run(
+    ctx: Context, prefix: str | None, *, mode: Literal["branch", "files"] | None, accept_sensitive: bool
+) -> ApplyResult:
+    """Brings a run's work to the project that it began in. Raises ApprovalNeeded naming what holds it up."""
+    place = resolve_run(ctx, prefix)
+    record = load_record(place)
+    workspace = record.host.workspace
+    bundle = place.path / "workspace.bundle"
+    if workspace is None or workspace.base_commit is None or not bundle.exists():
+        raise UsageError(f"run {place.run_id} changed nothing", hint=f"agent-container runs show {place.run_id}")
+    root = Path(record.host.project_root)
+    facts = inspect_tree(root, home=Path(ctx.environ.get("HOME") or "/"))
+    state = ctx.store.sessions.load(place.run_id)
+    image = dict(state.images).get("agent") or ""
+    use = state.workspace
+    if not image or ctx.engine.image_id(image) is None:
+        raise UsageError(
+            "the image that the work was made with is gone, and with it the git that would look at the work",
+            hint=f"git -C {root} fetch {bundle} refs/heads/result:refs/heads/agent/{place.run_id}",
+        )
+    return apply_result(
+        throwaway(ctx.engine, ctx.store, state, image=image),
+        facts,
+        bundle,
+        run=place.run_id,
+        base=workspace.base_commit,
+        environ=ctx.environ,
+        mode=mode,
+        bound=workspace.mode == "bind",
+        carried=bool(use and use.carried),
+        protect=use.protect if use else (),
+        accept_sensitive=accept_sensitive,
+    )
