@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable
+from typing import cast
 
 from agent_egress import dnswire, identity
 from agent_egress.dnswire import NOERROR, NXDOMAIN, REFUSED, SERVFAIL, TYPE_A, TYPE_AAAA, Addresses, Query
@@ -34,8 +35,8 @@ BLOCKED = "agent-container: blocked by policy"
 class Upstream(asyncio.DatagramProtocol):
     """unbound, over one connected UDP socket (so nobody else's datagrams arrive), over TCP when an answer was cut."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(self, host: str, port: int, *, timeout_s: float = UPSTREAM_TIMEOUT_S) -> None:
+        self._host, self._port, self._timeout_s = host, port, timeout_s
         self._transport: asyncio.DatagramTransport | None = None
         self._waiting: dict[int, tuple[str, int, asyncio.Future[Addresses]]] = {}
 
@@ -46,8 +47,7 @@ class Upstream(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ready to ask."""
-        if isinstance(transport, asyncio.DatagramTransport):
-            self._transport = transport
+        self._transport = cast(asyncio.DatagramTransport, transport)  # Python 3.11's own is no subclass of it
 
     def error_received(self, exc: Exception) -> None:
         """unbound is not there (ICMP): the question's own timeout tells."""
@@ -72,7 +72,7 @@ class Upstream(asyncio.DatagramProtocol):
             self._waiting[number] = (name, kind, future)
             try:
                 self._transport.sendto(dnswire.build_query(number, name, kind))
-                found = await asyncio.wait_for(future, UPSTREAM_TIMEOUT_S)
+                found = await asyncio.wait_for(future, self._timeout_s)
             except TimeoutError:
                 continue
             finally:
@@ -84,7 +84,7 @@ class Upstream(asyncio.DatagramProtocol):
         number = secrets.randbelow(65536)
         query = dnswire.build_query(number, name, kind)
         with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-            async with asyncio.timeout(UPSTREAM_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
                 reader, writer = await asyncio.open_connection(self._host, self._port)
                 try:
                     writer.write(struct.pack("!H", len(query)) + query)
@@ -216,8 +216,7 @@ class Udp(asyncio.DatagramProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Ready to answer."""
-        if isinstance(transport, asyncio.DatagramTransport):
-            self._transport = transport
+        self._transport = cast(asyncio.DatagramTransport, transport)  # Python 3.11's own is no subclass of it
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
         """One query."""
@@ -265,7 +264,7 @@ async def serve(options: argparse.Namespace) -> None:
         loop.add_signal_handler(number, stop.set)
     ledger = Ledger(options.audit, deadline_s=options.deadline_s)
     ledger.start()
-    upstream = Upstream(options.upstream_host, options.upstream_port)
+    upstream = Upstream(options.upstream_host, options.upstream_port, timeout_s=options.upstream_timeout_s)
     await upstream.start()
     filter_ = Filter(policy_file=PolicyFile(options.policy_file), ledger=ledger, upstream=upstream)
     tcp = Tcp(filter_)
@@ -284,6 +283,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=identity.DNS_PORT)
     parser.add_argument("--upstream-host", default=identity.LOOPBACK4)
     parser.add_argument("--upstream-port", type=int, default=identity.UNBOUND_PORT)
+    parser.add_argument("--upstream-timeout-s", type=float, default=UPSTREAM_TIMEOUT_S)
     parser.add_argument("--audit", default=identity.AUDIT_SOCKET)
     parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
     parser.add_argument("--policy-file", default=identity.POLICY_FILE)
