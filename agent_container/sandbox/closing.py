@@ -12,7 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_container.drain import RAW, RECEIPTS, RECORD, Source, digest_file, drain, file_pieces, finalize_run
+from agent_container.drain import (
+    RAW,
+    RECEIPT_CAPS,
+    RECEIPTS,
+    RECORD,
+    Source,
+    digest_file,
+    drain,
+    file_pieces,
+    finalize_run,
+)
 from agent_container.egress_summary import summarise
 from agent_container.engine.protocol import Engine, Report
 from agent_container.errors import AgentContainerError, EngineError, StoreError
@@ -145,6 +155,7 @@ def _sources(engine: Engine, state: SessionState) -> list[Source]:
             into=RECEIPTS,
             read=lambda: engine.read_archive(egress, RECEIPTS_FILE) if egress else iter(()),
             optional=not opened,
+            caps=RECEIPT_CAPS,
         ),
     ]
 

@@ -57,13 +57,15 @@ def test_every_directory_is_0700_and_every_file_0600_under_any_umask(umask: int,
         assert stat.S_IMODE(path.stat().st_mode) == expected, path
 
 
-def test_rendered_files_are_readable_through_a_mount_but_lie_in_a_private_directory(umask: int, store: Store) -> None:
+def test_rendered_files_are_readable_through_a_mount_but_lie_in_a_private_place(umask: int, store: Store) -> None:
     directory = store.sessions.save_rendered(RUN, {"squid.conf": "x\n", "policy.json": "{}"})
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()} == {
         "squid.conf": 0o644,
         "policy.json": 0o644,
     }
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o755  # the sidecar's own uids enter it through the mount
+    for above in (directory.parent, directory.parent.parent, store.state):
+        assert stat.S_IMODE(above.stat().st_mode) == 0o700
 
 
 def test_a_store_that_stood_open_is_closed(tmp_path: Path) -> None:
