@@ -63,10 +63,12 @@ async def squid_answers() -> str:
 
 
 async def allowed_canary() -> str:
-    """An allowed request, through squid, the policy process, the audit, the filter and the kernel's rules. Only who knows
-    the token is allowed, so the agent cannot send it."""
+    """An allowed request, through squid, the policy process, the audit, both resolvers and the kernel's rules. The policy
+    process lets it pass for the token alone, so that the agent cannot use this way."""
     token = secrets.token_hex(16)
-    await ask(identity.POLICY_SOCKET, {"op": "canary", "token": token}, timeout_s=identity.ANSWER_DEADLINE_S)
+    told = await ask(identity.POLICY_SOCKET, {"op": "canary", "token": token}, timeout_s=identity.ANSWER_DEADLINE_S)
+    if told.get("ok") is not True:
+        return f"the policy process refused the canary's token: {told.get('error')}"
     status = await _get(f"http://{identity.CANARY_HOST}:{identity.CANARY_PORT}/{token}")
     return "" if status == 200 else f"the allowed canary was answered with {status}"
 
