@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent_egress import ca, identity, probes, ruleset
 from agent_egress.children import log
-from agent_egress.daemons import START_S, Fleet, PartError, probe
+from agent_egress.daemons import DAEMONS, START_S, Fleet, PartError, probe
 from agent_egress.policy import Policy, PolicyError
 from agent_egress.receipts import Fields, key_commitment
 from agent_egress.ruleset import RulesetError
@@ -102,17 +102,13 @@ class Boundary:
             raise PartError("control", f"the session is {self.state}")
         self._commitment = commitment
         try:
-            async with asyncio.timeout(wait_s):
-                self._opened = await self._open(session, chain_key)
-        except TimeoutError:
-            self._fail(PartError("control", f"not healthy within {wait_s:g} s"))
-            raise self.failure or PartError("control", "failed") from None
+            self._opened = await self._open(session, chain_key, until=time.monotonic() + wait_s)
         except PartError as error:
             self._fail(error)
             raise
         return self._opened
 
-    async def _open(self, session: str, chain_key: bytes) -> Answer:
+    async def _open(self, session: str, chain_key: bytes, *, until: float) -> Answer:
         began = time.monotonic()
         self._settings = settings = Settings.read(Path(identity.SESSION_FILE))
         if session != settings.session:
@@ -123,10 +119,10 @@ class Boundary:
         self._policy = policy
         self._apply_sets(policy)
         self._write_policy(policy)
-        self.fleet.start("audit", secret=chain_key)
-        for name in ("squid", "unbound", "dns", "policy"):
-            self.fleet.start(name)
-        await asyncio.gather(*(self.fleet.ready(name) for name in ("audit", "unbound", "dns", "policy", "squid")))
+        for daemon in DAEMONS:
+            self.fleet.start(daemon.name, secret=chain_key if daemon.name == "audit" else None)
+        left = max(1.0, until - time.monotonic())
+        await asyncio.gather(*(self.fleet.ready(daemon.name, timeout_s=left) for daemon in DAEMONS))
         self._set_cut(cut=False)
         self._deadline = now_s() + settings.deadline_s
         checks = await self._canaries()

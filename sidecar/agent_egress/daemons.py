@@ -33,7 +33,9 @@ ANSWERS: dict[str, Probe] = {
 START_S = 15.0
 PROBE_S = 2.0
 FIRST_PROBE_S = 0.5
-RETRY_S = 0.015
+RETRY_S = 0.01
+RETRY_GROWTH = 1.4
+LONGEST_RETRY_S = 0.2
 STRIKES = 2
 """Silent probes in a row after which a daemon counts as hung."""
 
@@ -82,6 +84,7 @@ class Fleet:
         """
         child = self.children[name]
         until = time.monotonic() + timeout_s
+        pause = RETRY_S
         while True:
             problem = await probe(ANSWERS[name], timeout_s=FIRST_PROBE_S)
             if not problem:
@@ -90,7 +93,9 @@ class Fleet:
                 raise PartError(name, "ended while starting", "\n".join(child.tail))
             if time.monotonic() > until:
                 raise PartError(name, f"does not answer: {problem}", "\n".join(child.tail))
-            await asyncio.sleep(RETRY_S)
+            # Asking must not cost the machine what the daemon needs to start.
+            await asyncio.sleep(pause)
+            pause = min(pause * RETRY_GROWTH, LONGEST_RETRY_S)
         flaw = undemoted(child.pid, child.daemon.uid) if child.pid is not None else "ended"
         if flaw:
             raise PartError(name, f"is not confined: {flaw}")
@@ -106,7 +111,7 @@ class Fleet:
         while problem := await probe(ANSWERS[name], timeout_s=PROBE_S):
             if time.monotonic() > until:
                 raise PartError(name, f"did not come back: {problem}", "\n".join(self.children[name].tail))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(5 * RETRY_S)
 
     def stop(self, *names: str) -> None:
         """Ends daemons for good, all of them when none is named."""

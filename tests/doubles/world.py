@@ -41,37 +41,29 @@ requests: list[dict[str, object]] = []
 packets: Counter[tuple[str, str, int]] = Counter()
 
 
-# --- every address is ours: "local" routes for both families (what `ip route add local default dev lo` does) ---
+# --- every address is ours (rtnetlink(7)) ---
 
 
-def own_everything() -> None:
-    """RTM_NEWROUTE, see rtnetlink(7)."""
-    lo = socket.if_nametoindex("lo")
+def netlink(kind: int, body: bytes) -> None:
+    message = struct.pack("=IHHII", 16 + len(body), kind, 0x605, 1, 0) + body  # request, ack, create, exclusive
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as sock:
+        sock.send(message)
+        error = struct.unpack("=i", sock.recv(4096)[16:20])[0]
+    if error not in (0, -17):
+        raise OSError(-error, os.strerror(-error))
+
+
+def own_everything(gateways: list[str]) -> None:
+    """The default gateways' addresses on the wire, and behind them `ip route add local default dev lo`."""
+    for gateway in gateways:
+        address = ipaddress.ip_address(gateway)
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        header = struct.pack("=BBBBI", family, address.max_prefixlen, 2, 0, socket.if_nametoindex("eth0"))  # no DAD
+        values = b"".join(struct.pack("=HH", 4 + len(address.packed), kind) + address.packed for kind in (1, 2))
+        netlink(20, header + values)  # RTM_NEWADDR
     for family in (socket.AF_INET, socket.AF_INET6):
-        route = struct.pack("=BBBBBBBBI", family, 0, 0, 0, 255, 3, 254, 2, 0)  # table local, proto boot, scope host, local
-        attribute = struct.pack("=HHI", 8, 4, lo)  # RTA_OIF
-        body = route + attribute
-        message = struct.pack("=IHHII", 16 + len(body), 24, 0x605, 1, 0) + body
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-            netlink.send(message)
-            error = struct.unpack("=i", netlink.recv(4096)[16:20])[0]
-            if error not in (0, -17):
-                raise OSError(-error, os.strerror(-error))
-
-
-def default_route(via: str) -> None:
-    """Makes `via` the way to everything, in the namespace that this runs in."""
-    address = ipaddress.ip_address(via)
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    route = struct.pack("=BBBBBBBBI", family, 0, 0, 0, 254, 3, 0, 1, 0)
-    attributes = struct.pack("=HH", 4 + len(address.packed), 5) + address.packed  # RTA_GATEWAY
-    body = route + attributes
-    message = struct.pack("=IHHII", 16 + len(body), 24, 0x605, 1, 0) + body
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        netlink.send(message)
-        error = struct.unpack("=i", netlink.recv(4096)[16:20])[0]
-        if error not in (0, -17):
-            raise OSError(-error, os.strerror(-error))
+        route = struct.pack("=BBBBBBBBI", family, 0, 0, 0, 255, 3, 254, 2, 0)  # table local, type local
+        netlink(24, route + struct.pack("=HHI", 8, 4, socket.if_nametoindex("lo")))  # RTM_NEWROUTE
 
 
 # --- what arrived ---
@@ -341,7 +333,7 @@ class Control(socketserver.StreamRequestHandler):
 
 
 def serve(settings: dict[str, object]) -> None:
-    own_everything()
+    own_everything(settings["gateways"])  # type: ignore[arg-type]
     zone.update(settings["zone"])  # type: ignore[arg-type]
     make_certificates(settings["names"])  # type: ignore[arg-type]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -373,8 +365,5 @@ def ask(line: str) -> str:
 if __name__ == "__main__":
     if sys.argv[1] == "serve":
         serve(json.loads(sys.argv[2]))
-    elif sys.argv[1] == "route":
-        for gateway in sys.argv[2:]:
-            default_route(gateway)
     else:
         print(ask(sys.argv[2]))
