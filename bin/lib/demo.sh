@@ -72,11 +72,12 @@ demo_network() {
         die "no network could be made for the demo's servers" "docker network ls; docker network prune"
 }
 
-# The digest of the spec as it stands: the tool is asked without a yes, and says what it would need one for.
+# What `--accept` takes, as `plan` shows it; empty when an earlier call of this script has said yes already.
 demo_digest() {
-    { "$agc" --json --no-input build 2>/dev/null || true; } | "$root/.venv/bin/python" -c '
+    "$agc" --json plan --clone | "$root/.venv/bin/python" -c '
 import json, sys
-print((json.loads(sys.stdin.read().splitlines()[-1])["error"] or {}).get("digest", ""))'
+lines = json.load(sys.stdin)["result"]["approval"]
+print(next((line.split()[1] for line in lines if line.startswith("digest ")), ""))'
 }
 
 # Both servers run from the agent's image, which has Python, with nothing that they do not need.
