@@ -94,7 +94,7 @@ def accounts(out: Path, names: dict[int, str]) -> None:
     passwd = "".join(f"{name}:x:{uid}:{uid}::/nonexistent:/nonexistent\n" for uid, name in entries.items())
     (etc / "passwd").write_text(passwd)
     (etc / "group").write_text("".join(f"{name}:x:{uid}:\n" for uid, name in entries.items()))
-    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
 
 
 def main(out: Path) -> None:

@@ -43,7 +43,7 @@ class DemoStream:
         yield event or output_event(line, channel=channel)
 
 
-def _event(row: dict[str, object]) -> Event | None:  # noqa: PLR0911 - one line a kind
+def _event(row: dict[str, object]) -> Event | None:
     match row.get("type"):
         case "session":
             return AgentSession(session=_text(row, "session"), version=_text(row, "version"))

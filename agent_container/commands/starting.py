@@ -28,6 +28,7 @@ from agent_container.workspace.mounts import HostPaths
 from agent_container.workspace.plan import WorkspacePlan, plan_workspace
 from agent_container.workspace.prepare import UserGit, prepare_workspace, write_files
 from agent_container.workspace.protected import protected_state
+from agent_egress.policy import Policy
 
 CHAIN_KEY_BYTES = 32
 SUBNET_ATTEMPTS = 6
@@ -92,6 +93,7 @@ def start_session(ctx: Context, start: Start) -> Opened:
     resolved = start.resolved
     decoys = make_decoys(ctx, resolved)
     ctx.store.policies.save(resolved.policy.encode())
+    ctx.store.policies.save(Policy(rules=()).encode())  # in force once the chain is sealed: nothing may go out
     planned = plan_for(ctx, start, decoys=decoys.environment)
     directory = ctx.store.sessions.rendered_dir(start.session).parent / "mounts"
     ctx.store.writer.make_dir(directory)

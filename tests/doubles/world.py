@@ -61,8 +61,9 @@ def own_everything(gateways: list[str]) -> None:
         header = struct.pack("=BBBBI", family, address.max_prefixlen, 2, 0, socket.if_nametoindex("eth0"))  # no DAD
         values = b"".join(struct.pack("=HH", 4 + len(address.packed), kind) + address.packed for kind in (1, 2))
         netlink(20, header + values)  # RTM_NEWADDR
-    for family in (socket.AF_INET, socket.AF_INET6):
-        route = struct.pack("=BBBBBBBBI", family, 0, 0, 0, 255, 3, 254, 2, 0)  # table local, type local
+    # IPv6 looks through its whole local table first: there, a default would also swallow the way back to the sidecar.
+    for family, table in ((socket.AF_INET, 255), (socket.AF_INET6, 254)):
+        route = struct.pack("=BBBBBBBBI", family, 0, 0, 0, table, 3, 254, 2, 0)
         netlink(24, route + struct.pack("=HHI", 8, 4, socket.if_nametoindex("lo")))  # RTM_NEWROUTE
 
 
@@ -295,6 +296,7 @@ def serve_udp(port: int) -> None:
     """DNS on 53, an echo elsewhere; answers come from the address that was asked."""
     sock = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     sock.setsockopt(socket.IPPROTO_IPV6, 49, 1)  # IPV6_RECVPKTINFO
+    sock.setsockopt(socket.IPPROTO_IPV6, 78, 1)  # IPV6_FREEBIND: that address is nowhere configured
     sock.bind(("::", port))
     while True:
         data, ancillary, _, peer = sock.recvmsg(4096, 1024)

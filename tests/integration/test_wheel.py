@@ -18,6 +18,8 @@ DATA = ("templates", "image", "sidecar")
 SPEC = """\
 version: 1
 agent: demo
+workspace:
+  mode: clone
 egress:
   allow: [api.example]
 """
