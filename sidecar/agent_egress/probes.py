@@ -1,5 +1,5 @@
-"""Questions that the supervisor asks the other parts, to learn whether each one still answers, and the canaries that walk the
-whole way through. Each returns an empty string, or what was wrong; none changes anything."""
+"""Questions that the supervisor asks the other parts, to learn whether each one still answers, and the canaries that
+walk the whole way through. Each returns an empty string, or what was wrong; none changes anything."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ async def squid_answers() -> str:
 
 
 async def allowed_canary() -> str:
-    """An allowed request, through squid, the policy process, the audit, both resolvers and the kernel's rules. The policy
-    process lets it pass for the token alone, so that the agent cannot use this way."""
+    """An allowed request, through squid, the policy process, the audit, both resolvers and the kernel's rules. The
+    policy process lets it pass for the token alone, so that the agent cannot use this way."""
     token = secrets.token_hex(16)
     told = await ask(identity.POLICY_SOCKET, {"op": "canary", "token": token}, timeout_s=identity.ANSWER_DEADLINE_S)
     if told.get("ok") is not True:
