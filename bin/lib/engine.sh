@@ -223,33 +223,6 @@ mount_cgroups() {
     fi
 }
 
-# What a killed test run left behind. Its objects carry the label agent-container.test=<pid of the run>: those of a run that
-# still lives stay. In CI nobody else runs, so every one goes.
-remove_test_leftovers() {
-    local kind id owner list remove
-    for kind in container network volume; do
-        case $kind in
-            container) list="docker ps -aq" remove="docker rm -f -v" ;;
-            *) list="docker $kind ls -q" remove="docker $kind rm" ;;
-        esac
-        for id in $($list --filter label=agent-container.test); do
-            owner=$(docker inspect --type "$kind" --format "$(label_of "$kind")" "$id" 2>/dev/null || true)
-            case $owner in
-                '' | *[!0-9]*) [ -n "${CI:-}" ] || continue ;;
-                *) [ -n "${CI:-}" ] || ! kill -0 "$owner" 2>/dev/null || continue ;;
-            esac
-            $remove "$id" >/dev/null 2>&1 || say "  note: a leftover $kind of an earlier test run could not be removed: $id"
-        done
-    done
-}
-
-label_of() {
-    case $1 in
-        container) printf '%s' '{{index .Config.Labels "agent-container.test"}}' ;;
-        *) printf '%s' '{{index .Labels "agent-container.test"}}' ;;
-    esac
-}
-
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     set -euo pipefail
     root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." && pwd)

@@ -35,6 +35,7 @@ class Stage:
 SOURCES = tuple(
     name for name in ("agent_container", "sidecar", "image", "tests", "bin/lib", "examples") if (ROOT / name).is_dir()
 )
+SCRIPTS = tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / "bin" / "lib").rglob("*.py")))
 STAGES = {
     stage.name: stage
     for stage in (
@@ -47,7 +48,7 @@ STAGES = {
                 ("lint-imports", "--no-cache", "--no-logo"),
             ),
         ),
-        Stage("types", 300, (("mypy",),)),
+        Stage("types", 300, (("mypy",), ("mypy", *SCRIPTS))),
         Stage("unit", 600, tests=("tests/unit", "tests/golden")),
         Stage("integration", 2400, tests=("tests/integration",)),
         Stage("redteam", 1200, tests=("tests/redteam",)),
