@@ -1,4 +1,4 @@
-"""The egress sidecar's container as a value: the few capabilities it keeps and why, its memory-backed directories, its probe.
+"""The egress sidecar's container as a value: the few capabilities it keeps and why, its tmpfs directories, its probe.
 
 What runs in it is told by the rendered files; what may leave it is decided inside.
 """

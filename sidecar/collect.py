@@ -1,7 +1,7 @@
 """Build step of the sidecar image: copies the programs that run inside the boundary, what they load, and nothing else.
 
-It runs in the build stage, on any Debian-based image; the final image is empty but for its output. No file keeps a setuid
-or setgid bit. What the programs may do at run time is the supervisor's affair.
+It runs in the build stage, on any Debian-based image; the final image is empty but for its output. No file keeps a
+setuid or setgid bit. What the programs may do at run time is the supervisor's affair.
 """
 
 from __future__ import annotations

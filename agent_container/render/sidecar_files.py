@@ -21,7 +21,10 @@ from agent_egress.squidline import line_format
 DEFAULT_CREDENTIAL_HEADERS = ("Authorization", "X-Api-Key", "X-Goog-Api-Key", "Api-Key", "Private-Token")
 DEFAULT_MAX_RECEIPTS = 2_000_000
 
-_BUMP = f"ssl-bump tls-cert={identity.CA_FILE} tls-key={identity.CA_KEY_FILE} generate-host-certificates=on dynamic_cert_mem_cache_size=8MB"
+_BUMP = (
+    f"ssl-bump tls-cert={identity.CA_FILE} tls-key={identity.CA_KEY_FILE}"
+    " generate-host-certificates=on dynamic_cert_mem_cache_size=8MB"
+)
 _SESSION = re.compile(r"[0-9a-f][0-9a-f-]{0,63}", re.ASCII)
 _PROJECT = re.compile(r"[0-9a-f]{4,64}", re.ASCII)
 _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}", re.ASCII)

@@ -1,4 +1,4 @@
-"""The only door to jinja2: foreign text (squid, unbound, nftables) from templates and values that cannot break out of it.
+"""The only door to jinja2: foreign text (squid, unbound, nftables) from templates and values that cannot break out.
 
 A template sees nothing but the values of one call, every one of them a word of a fixed alphabet or a tuple of such
 words; an undefined name is an error. What the values mean is the caller's affair.
@@ -15,8 +15,8 @@ from agent_container.resources import data_dir
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# Names, addresses, paths, networks, squid's %-codes and lists of them. No quote, no newline, no `;`, `{`, `}`, `#` or `$`
-# outside squid's own codes: none of the three languages can be left with what remains.
+# Names, addresses, paths, networks, squid's %-codes and lists of them. No quote, newline, `;`, `#` or `$`, and braces
+# only in squid's own codes: none of the three languages can be left with what remains.
 _WORD = re.compile(r"[A-Za-z0-9_./:%>{}\[\]=, -]*", re.ASCII)
 _BRACES = re.compile(r"%(?:note|>)?\{[A-Za-z0-9_-]{1,64}\}|%\{|%>\{")
 

@@ -1,6 +1,6 @@
-"""One session's boundary, from the chain key to the seal: opens it part by part, keeps policy, cut and deadline in force, and
-shuts it when a part that must not fail does. How the kernel, the daemons and the CA do their share is in their modules;
-every way out of here that is not success leaves nothing allowed."""
+"""One session's boundary, from the chain key to the seal: opens it part by part, keeps policy, cut and deadline in
+force, and shuts it when a part that must not fail does. How the kernel, the daemons and the CA do their share is in
+their modules; every way out of here that is not success leaves nothing allowed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agent_egress.traffic import Tally
 from agent_egress.wire import WireError
 
 DENY_ALL = Policy.parse(b'{"version":1,"rules":[]}')
-"""In force while cut, past the deadline and after the seal: the agent reads a refusal instead of meeting a dead port."""
+"""In force while cut, past the deadline and after the seal: the agent reads a refusal and meets no dead port."""
 CANARY_S = 5.0
 RESOLVER_S = 1.0
 Answer = dict[str, object]
@@ -71,6 +71,7 @@ class Boundary:
         self._tally = Tally()
         self._ruleset_digest = ruleset.read_back().digest
         self._policy_sets = ""
+        self._unbound_lines = ""
         self._policy = DENY_ALL
         self._in_force = DENY_ALL
         self._cut = True
@@ -90,7 +91,7 @@ class Boundary:
     # --- session.open ---
 
     async def open(self, *, session: str, chain_key: bytes, wait_s: float) -> Answer:
-        """Starts what needs the key and answers when all of it is proven to work; harmless to repeat with the same key."""
+        """Starts what needs the key and answers when all of it is proven to work; the same key may ask again."""
         commitment = key_commitment(chain_key)
         if self._commitment and self._commitment != commitment:
             raise PartError("control", "this sidecar was opened with another chain key")
@@ -119,6 +120,7 @@ class Boundary:
         self._policy = policy
         self._apply_sets(policy)
         self._write_policy(policy)
+        self._unbound_lines = _private_domains(policy)
         for daemon in DAEMONS:
             self.fleet.start(daemon.name, secret=chain_key if daemon.name == "audit" else None)
         left = max(1.0, until - time.monotonic())
@@ -184,7 +186,7 @@ class Boundary:
     # --- operations of an open session ---
 
     async def put_policy(self, document: object) -> None:
-        """Replaces the policy, whole or not at all. A narrower one ends open connections: what was allowed once must not
+        """Replaces the policy, whole or not at all. A narrower one ends open connections: what was allowed must not
         outlive its rule."""
         self._must_be_open()
         policy = self._checked(json.dumps(document).encode(), "policy.put")
@@ -198,8 +200,7 @@ class Boundary:
         if self._cut:
             return
         await self._enforce(policy)
-        if _private_domains(policy) != _private_domains(before):
-            await self.fleet.again("unbound")
+        await self._refresh_unbound()
         if _narrower(before, policy):
             await self.fleet.again("squid")
 
@@ -229,8 +230,8 @@ class Boundary:
         if not self._cut:
             return
         self._apply_sets(self._policy)
-        await self.fleet.again("unbound")
         await self._enforce(self._policy)
+        await self._refresh_unbound()
         await self._record([{"kind": "restore"}])
         await self.fleet.back("squid")
         self._set_cut(cut=False)
@@ -409,6 +410,12 @@ class Boundary:
         """Receipt first: no decision may name a policy that the chain does not know."""
         await self._record([{"kind": "policy", "policy": policy.digest}])
         self._write_policy(policy)
+
+    async def _refresh_unbound(self) -> None:
+        lines = _private_domains(self._in_force)
+        if lines != self._unbound_lines:
+            self._unbound_lines = lines
+            await self.fleet.again("unbound")
 
     async def _tell_credentials(self, credentials: list[object]) -> None:
         message = {"op": "credential.put", "credentials": credentials}

@@ -1,5 +1,6 @@
-"""The session's certificate authority: short-lived, made when the session opens, its key known to squid alone. Publishes
-the public half and a bundle with the public roots for the agent. Which hosts are terminated with it is policy's affair."""
+"""The session's certificate authority: short-lived, made when the session opens, its key known to squid alone.
+Publishes the public half and a bundle with the public roots for the agent. Which hosts are terminated with it is
+policy's affair."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""squid's certificate helper: one leaf for each host whose TLS is terminated, signed by the session's CA. squid's own helper
-leaves out the authority key identifier, which Python 3.13 and other strict clients refuse (RFC 5280, 4.2.1.1), and keeps a
-store on disk that can go stale; this one keeps nothing. squid remembers what it was given."""
+"""squid's certificate helper: one leaf for each host whose TLS is terminated, signed by the session's CA. squid's own
+helper leaves out the authority key identifier, without which Python 3.13 and other strict clients refuse a leaf
+(RFC 5280, 4.2.1.1). Keeps nothing on disk that could go stale: squid remembers what it was given."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def alternative_name(body: bytes) -> str:
     """The subjectAltName for the host that a message names.
 
     Raises:
-        RequestRefused: unless squid would sign it as trusted: a leaf for a server that did not verify must not look right.
+        RequestRefused: unless squid would sign it as trusted: a server that did not verify must not look right.
     """
     fields = dict(line.partition(b"=")[::2] for line in body.split(b"-----BEGIN", 1)[0].split(b"\n") if b"=" in line)
     if fields.get(b"Sign", b"signTrusted") != b"signTrusted":

@@ -1,5 +1,6 @@
 """Daemons as child processes of PID 1: started already demoted, their words prefixed into the container's log, reaped,
-started again when they end. Which daemons there are, and what their end means for the session, is the boundary's affair."""
+started again when they end. Which daemons there are, and what their end means for the session, is the boundary's
+affair."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the host runs in the sidecar: one JSON request line on stdin to the supervisor's socket, its one answer line on stdout.
-It understands neither; secrets pass through stdin, never argv."""
+"""What the host runs in the sidecar: one JSON request line on stdin to the supervisor's socket, its one answer line on
+stdout. It understands neither; secrets pass through stdin, never argv."""
 
 from __future__ import annotations
 

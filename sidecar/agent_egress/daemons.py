@@ -1,5 +1,5 @@
-"""The five daemons as one fleet: what each is, when it is ready, and a watchdog that ends one that hangs, so that it is started
-again. What a lost daemon means for the session is the boundary's affair."""
+"""The five daemons as one fleet: what each is, when it is ready, and a watchdog that ends one that hangs, so that it is
+started again. What a lost daemon means for the session is the boundary's affair."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The kernel's half of the boundary: loads the rendered nftables rules, reads them back, keeps their digest, fills the sets
-that follow from the policy, and polls what was tried and dialled. It trusts only what the kernel lists, never an exit
-status, and decides nothing that a policy decides."""
+"""The kernel's half of the boundary: loads the rendered nftables rules, reads them back, keeps their digest, fills the
+sets that follow from the policy, and polls what was tried and dialled. It trusts only what the kernel lists, never
+an exit status, and decides nothing that a policy decides."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def networks(elements: Iterable[object]) -> list[Network]:
             found.append(ipaddress.ip_network(f"{element['prefix']['addr']}/{element['prefix']['len']}"))
         elif isinstance(element, dict) and "range" in element:
             first, last = (ipaddress.ip_address(text) for text in element["range"])
-            found.extend(ipaddress.summarize_address_range(first, last))  # type: ignore[type-var]
+            found.extend(ipaddress.summarize_address_range(first, last))
     return list(_collapse(found))
 
 

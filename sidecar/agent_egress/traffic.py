@@ -1,5 +1,5 @@
-"""What the kernel counted since it was last asked, as receipts: packets of the agent that were refused, and destinations that
-squid dialled. Pure; the kernel's sets are read by `ruleset`."""
+"""What the kernel counted since it was last asked, as receipts: packets of the agent that were refused, and
+destinations that squid dialled. Pure; the kernel's sets are read by `ruleset`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from agent_egress.receipts import Fields
 from agent_egress.ruleset import Flow, Live
 
 MAX_DROPS = 64
-"""Refused destinations written out one by one a poll; the rest are counted together: an agent that scans must neither fill
-the disk nor hide what it tried before."""
+"""Refused destinations written out one by one a poll; the rest are counted together: an agent that scans must neither
+fill the disk nor hide what it tried before."""
 
 
 class Tally:

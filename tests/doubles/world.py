@@ -1,9 +1,9 @@
-"""The rest of the internet, in one container of a test network: every address is its own, so whatever leaves the sidecar arrives
-here and is written down.
+"""The rest of the internet, in one container of a test network: every address is its own, so whatever leaves the
+sidecar arrives here and is written down.
 
-It answers DNS, HTTP, HTTPS (certificates of its own CA), WebSocket upgrades, a line echo on other TCP ports and an echo on
-UDP. Every frame that arrives is noted by a packet socket, so that a leak is seen even where nothing listens. `world.py ask
-'{...}'` talks to the running one and prints its JSON answer. Standard library and the openssl command only.
+It answers DNS, HTTP, HTTPS (certificates of its own CA), WebSocket upgrades, a line echo on other TCP ports and an echo
+on UDP. Every frame that arrives is noted by a packet socket, so that a leak is seen even where nothing listens.
+`world.py ask '{...}'` talks to the running one and prints its JSON answer. Standard library and the openssl command.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ def own_everything(gateways: list[str]) -> None:
         header = struct.pack("=BBBBI", family, address.max_prefixlen, 2, 0, socket.if_nametoindex("eth0"))  # no DAD
         values = b"".join(struct.pack("=HH", 4 + len(address.packed), kind) + address.packed for kind in (1, 2))
         netlink(20, header + values)  # RTM_NEWADDR
+    lo = struct.pack("=HHI", 8, 4, socket.if_nametoindex("lo"))
+    netlink(24, struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, 255, 3, 254, 2, 0) + lo)  # RTM_NEWROUTE, table local
     # IPv6 looks through its whole local table first: there, a default would also swallow the way back to the sidecar.
-    for family, table in ((socket.AF_INET, 255), (socket.AF_INET6, 254)):
-        route = struct.pack("=BBBBBBBBI", family, 0, 0, 0, table, 3, 254, 2, 0)
-        netlink(24, route + struct.pack("=HHI", 8, 4, socket.if_nametoindex("lo")))  # RTM_NEWROUTE
+    for half in ("::", "8000::"):
+        destination = struct.pack("=HH", 20, 1) + ipaddress.ip_address(half).packed
+        netlink(24, struct.pack("=BBBBBBBBI", socket.AF_INET6, 1, 0, 0, 254, 3, 254, 2, 0) + destination + lo)
 
 
 # --- what arrived ---
