@@ -1,6 +1,6 @@
 """PID 1 of the sidecar, and the only process that may change the kernel's rules. Loads and verifies them before
-anything else exists, then serves the control socket, reaps, and drives the boundary's clock. What the operations do is in
-`boundary`."""
+anything else exists, then serves the control socket, reaps, and drives the boundary's clock. What the operations do is
+in `boundary`."""
 
 from __future__ import annotations
 
