@@ -100,6 +100,8 @@ def parse_network(text: str) -> Network:
     Raises:
         ValueError: for every other spelling, with the canonical one where there is one.
     """
+    if "%" in text:
+        raise ValueError("a zone is no part of an address")
     network = ip_network(text)
     if isinstance(network, IPv6Network) and network.overlaps(IPv6Network("::ffff:0:0/96")):
         raise ValueError("an IPv4 address inside IPv6: write the IPv4 address")
