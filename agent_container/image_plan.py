@@ -44,6 +44,13 @@ class AgentInstall:
     """Its name in /usr/local/bin."""
 
 
+NATIVE_AGENTS = {
+    "claude": AgentInstall("npm", "@anthropic-ai/claude-code", "2.1.332", "claude"),
+    "codex": AgentInstall("npm", "@openai/codex", "0.171.0", "codex"),
+}
+"""Agents that are one program and need no Node at run time. A version is named: npm may pick an older one by itself."""
+
+
 @dataclass(frozen=True)
 class SetupStep:
     """One command of the spec's `setup`: as the agent's user and without network unless it says otherwise."""

@@ -9,7 +9,7 @@ from typing import Mapping
 
 FRAME_DATA_BYTES = 32 * 1024
 """Most bytes of output that one frame carries."""
-REQUEST_MAX_BYTES = 16 * 1024 * 1024
+REQUEST_MAX_BYTES = 8 * 1024 * 1024
 """Longest request line: a task and its stdin come in one."""
 OUT_LOW_BYTES = 128 * 1024
 """A client's buffer is refilled from the spool below this, so a slow client costs no more than it plus one chunk."""
@@ -19,7 +19,7 @@ SPOOL_MAX_BYTES = 256 * 1024 * 1024
 SPOOL_RESERVE_BYTES = 64 * 1024
 """Kept on the volume for the last frames of a turn that fills it."""
 SCROLLBACK_BYTES = 256 * 1024
-CLIENTS_MAX = 64
+CLIENTS_MAX = 32
 TERMINALS_MAX = 16
 TURNS_KEPT_MAX = 200
 

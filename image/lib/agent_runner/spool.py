@@ -47,8 +47,11 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def write_file(path: str, data: bytes) -> None:
-    """A new file, complete or absent, 0600."""
-    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """A new file, complete or absent, 0600. What the agent put in its place before is removed, never opened: a FIFO
+    would hold PID 1 for ever."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         write_all(fd, data)
         os.fsync(fd)

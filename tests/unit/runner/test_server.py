@@ -135,7 +135,7 @@ def test_connect_bridges_a_pipe_to_the_socket(runner: RunningRunner) -> None:
 
 
 def test_too_many_clients_are_told_so(runner: RunningRunner) -> None:
-    for _ in range(63):
+    for _ in range(31):
         runner.connect()
     assert runner.connect().ask("hello")["ok"]
     assert runner.connect().line()["error"]["code"] == "too-many"
@@ -148,6 +148,11 @@ def test_an_acknowledged_turn_gives_its_space_back(runner: RunningRunner) -> Non
         assert connection.ask("drain.ack", turn="t1")["ok"]
     assert not (runner.volume / "turns" / "t1" / "spool.jsonl").exists()
     assert connection.ask("turn.stream", turn="t1")["error"]["code"] == "acknowledged"
+
+
+def test_a_fifo_in_the_way_of_an_acknowledgement_holds_nothing_up(runner: RunningRunner) -> None:
+    runner.run("t1", f"mkfifo {runner.volume}/turns/t1/acknowledged.new {runner.volume}/turns/t1/acknowledged")
+    assert runner.connect().ask("drain.ack", turn="t1")["ok"]
 
 
 def test_a_running_turn_cannot_be_acknowledged(runner: RunningRunner) -> None:
