@@ -47,6 +47,14 @@ FETCH_SETTINGS = (
 
 
 @dataclass(frozen=True)
+class Reviewed:
+    """A bundle that was looked at; only such a one is fetched."""
+
+    bundle: Path
+    work: Work
+
+
+@dataclass(frozen=True)
 class ApplyResult:
     """What `apply_result` did, and the line to type next, if there is one."""
 
@@ -81,29 +89,26 @@ def fetch_argv(common_dir: Path, bundle: Path, refs: Sequence[str]) -> list[str]
     """The fetch, word by word. The git directory is named, so that git looks for none and reads no working tree."""
     settings = [word for setting in FETCH_SETTINGS for word in ("-c", setting)]
     flags = ["--quiet", "--no-recurse-submodules", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"]
-    specs = [f"refs/heads/result:{ref}" for ref in refs]
+    # `refs/agent` is ours to move; a branch may hold the user's own commits by now.
+    specs = [f"{'+' if ref.startswith('refs/agent/') else ''}refs/heads/result:{ref}" for ref in refs]
     return ["git", f"--git-dir={common_dir}", *settings, "fetch", *flags, "--", str(bundle), *specs]
 
 
 def fetch_result(
     facts: TreeFacts,
-    bundle: Path,
+    reviewed: Reviewed,
     *,
     run: str,
     environ: Mapping[str, str],
     branch: str | None = None,
-    max_bytes: int = MAX_WORK_BYTES,
 ) -> str:
     """Fetches the work into `refs/agent/<run>`, and into `branch` when one is named; the ref's name.
 
-    Raises: AgentContainerError when the bundle is too large, no bundle, or refused by git's own checks.
+    Raises: AgentContainerError when git refuses it.
     """
     if facts.common_dir is None:
         raise UsageError(f"{facts.root} is no git repository; the work is in the run's workspace.patch")
-    size = bundle.stat().st_size
-    if size > max_bytes:
-        raise AgentContainerError(f"{bundle} holds {size} bytes, more than {max_bytes}: not fetched")
-    check_bundle(bundle)
+    bundle = reviewed.bundle
     ref = f"refs/agent/{run}"
     refs = [ref] if branch is None else [ref, f"refs/heads/{branch}"]
     argv = fetch_argv(facts.common_dir, bundle, refs)
@@ -127,8 +132,10 @@ def fetch_result(
     return ref
 
 
-def check_bundle(bundle: Path) -> None:
-    """The header of a bundle that `collect` made: version 2 or 3, exactly one ref. Raises: AgentContainerError."""
+def check_bundle(bundle: Path, *, max_bytes: int = MAX_WORK_BYTES) -> None:
+    """The size, and the header that `collect` writes: version 2 or 3, exactly one ref. Raises: AgentContainerError."""
+    if (size := bundle.stat().st_size) > max_bytes:
+        raise AgentContainerError(f"{bundle} holds {size} bytes, more than {max_bytes}")
     with bundle.open("rb") as stream:
         head = stream.read(64 * 1024)
     lines = head.partition(b"\n\n")[0].splitlines()
@@ -148,11 +155,16 @@ def review_bundle(
     patch: Path,
     protect: Sequence[str] = (),
     files: Path | None = None,
-) -> Work:
+    max_bytes: int = MAX_WORK_BYTES,
+) -> Reviewed:
     """What the bundle holds, judged in a container that sees it and the project's objects and nothing else.
+
+    Every object is checked there as `git fsck` would: older versions of git fetch from a bundle without that,
+    whatever `fetch.fsckObjects` says.
 
     The patch goes to `patch`; the content of changed files into `files`, named by the position in `Work.changes`.
     """
+    check_bundle(bundle, max_bytes=max_bytes)
     common = facts.common_dir
     mounts: list[Mount] = []
     arguments = ["review", *(f"--protect={pattern}" for pattern in protect)]
@@ -176,9 +188,10 @@ def review_bundle(
             stdout=tar,
             max_stdout_bytes=8 * MAX_WORK_BYTES + MAX_SUMMARY_BYTES,
         )
-        return parse_model(
+        work = parse_model(
             Work, read_tar(tar, wanted={"workspace.patch": patch}, numbered=files, max_bytes=4 * MAX_WORK_BYTES)
         )
+    return Reviewed(bundle=bundle, work=work)
 
 
 def apply_result(
@@ -210,9 +223,10 @@ def apply_result(
         contents = Path(folder) / "files" if how == "files" else None
         if contents is not None:
             contents.mkdir(mode=0o700)
-        review = review_bundle(
+        reviewed = review_bundle(
             throwaway, facts, bundle, base=base, patch=Path(folder) / "patch", protect=protect, files=contents
         )
+        review = reviewed.work
         if review.sensitive and not accept_sensitive:
             raise ApprovalNeeded(
                 f"tools on this host run or obey {len(review.sensitive)} of the {review.files_changed} changed files",
@@ -224,7 +238,7 @@ def apply_result(
             applied = write_changes(facts.root, review.changes, contents=contents)
             return ApplyResult(review=review, branch=None, files=applied, next_command=None)
     branch = f"agent/{run}"
-    fetch_result(facts, bundle, run=run, environ=environ, branch=branch)
+    fetch_result(facts, reviewed, run=run, environ=environ, branch=branch)
     if bound:  # the files are there already: only the user's branch has to move, and the index with it
         command = f"git reset {branch}"
     elif carried:  # a merge would find the user's own changes in its way

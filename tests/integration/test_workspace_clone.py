@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from agent_container.errors import AgentContainerError, UsageError
-from agent_container.workspace.result import fetch_result
 from tests.support.workspace import RUN, Bench, build_image, git, give, repository, write
 
 BRANCH = f"agent/{RUN}"
@@ -110,7 +109,7 @@ def test_commits_and_uncommitted_work_come_back_and_what_would_be_lost_is_named(
     )
     assert len(work.left_behind) == 4
 
-    assert fetch_result(session.facts, session.bundle, run=RUN, environ=os.environ) == f"refs/agent/{RUN}"
+    assert session.fetch() == f"refs/agent/{RUN}"
     assert git(tree, "rev-parse", f"refs/agent/{RUN}") == work.result
     assert git(tree, "show", f"refs/agent/{RUN}:two") == "two"
     assert git(tree, "status", "--porcelain") == ""
@@ -136,7 +135,7 @@ def test_a_repository_without_commits_works(bench: Bench) -> None:
     session.agent("cat first; echo more > more; git add more; git commit -qm more")
     work = session.collect()
     assert (work.commits, work.files_changed) == (1, 1)
-    fetch_result(session.facts, session.bundle, run=RUN, environ=os.environ)
+    session.fetch()
     assert git(tree, "log", "--format=%s", f"refs/agent/{RUN}") == "more\nagent-container base"
 
 
@@ -169,7 +168,7 @@ def test_a_directory_without_git_is_copied_and_its_first_state_is_no_part_of_the
     assert (work.commits, work.uncommitted, work.files_changed) == (1, True, 2)
     assert "new file" in session.patch
     with pytest.raises(UsageError, match="no git repository"):
-        fetch_result(session.facts, session.bundle, run=RUN, environ=os.environ)
+        session.fetch()
 
 
 NAMES = [
@@ -194,7 +193,7 @@ def test_any_name_of_a_directory_works_there_and_back(bench: Bench, name: str) -
     session.agent("ls ./*.txt; echo y > y")
     work = session.collect()
     assert work.files_changed == 1
-    fetch_result(session.facts, session.bundle, run=RUN, environ=os.environ)
+    session.fetch()
     assert git(tree, "rev-parse", f"refs/agent/{RUN}") == work.result
 
 
@@ -247,7 +246,7 @@ def test_a_linked_worktree_is_a_project_like_any_other(bench: Bench, kind: str) 
     session.agent("cat new; git status; git commit --allow-empty -qm x; echo y > y")
     work = session.collect()
     assert (work.commits, work.files_changed) == (1, 1)
-    fetch_result(session.facts, session.bundle, run=RUN, environ=os.environ)
+    session.fetch()
     assert git(main, "rev-parse", f"refs/agent/{RUN}") == work.result
     assert git(tree, "status", "--porcelain") == "?? new"
 
@@ -268,7 +267,7 @@ def test_a_sha256_and_a_shallow_repository_work(bench: Bench) -> None:
         session = bench.open(project, "clone")
         session.agent("git log --oneline | wc -l; echo b > b")
         assert session.collect().files_changed == 1
-        fetch_result(session.facts, session.bundle, run=RUN, environ=os.environ)
+        session.fetch()
         bench.remove_volumes()
         bench.volumes.clear()
 

@@ -16,6 +16,7 @@ from agent_container.stack import Mount
 from agent_container.workspace.mounts import HostPaths
 from agent_container.workspace.plan import WorkspacePlan, plan_workspace
 from agent_container.workspace.prepare import Readied, prepare_workspace, write_files
+from agent_container.workspace.result import Reviewed, fetch_result, review_bundle
 from agent_container.workspace.throwaway import WORKSPACE, Throwaway
 from agent_container.workspace.transfer import Work, collect_work
 from agent_container.workspace.tree import TreeFacts, inspect_tree
@@ -179,6 +180,19 @@ class Session:
             hide=self.plan.hide,
             **options,  # type: ignore[arg-type]
         )
+
+    def review(self, bundle: Path, **options: object) -> Reviewed:
+        return review_bundle(
+            self.bench.throwaway,
+            self.facts,
+            bundle,
+            base=self.base,
+            patch=self.bench.path / "reviewed.patch",
+            **options,  # type: ignore[arg-type]
+        )
+
+    def fetch(self) -> str:
+        return fetch_result(self.facts, self.review(self.bundle), run=RUN, environ=os.environ)
 
     @property
     def bundle(self) -> Path:

@@ -12,13 +12,14 @@ from typing import Any, BinaryIO, Sequence
 
 from agent_workspace.git import OID, Clock, Failed, Repository
 from agent_workspace.measure import GITLINK, Change, measure, write_patch
-from agent_workspace.staging import MAX_NAMES, stage
+from agent_workspace.staging import MAX_NAMES, Staged, stage
 from agent_workspace.tree import make_git_dir, object_stores, private_repository, read_config, read_small
 from agent_workspace.unpack import RECORD
 
 VERSION = 1
 SUMMARY, PATCH, BUNDLE = "summary.json", "workspace.patch", "workspace.bundle"
 RESULT = "refs/heads/result"
+MAX_BUNDLE_HEAD_BYTES = 64 * 1024
 MAX_RECORD_BYTES = 64 * 1024 * 1024
 
 
@@ -43,9 +44,9 @@ def collect(
     base_is_there = repository.has(base)
     start = base if base_is_there and base else None
     summary: dict[str, Any] = {"version": VERSION, "run": run, "base": base, "base_missing": not base_is_there}
-    incomplete = []
+    incomplete: list[str] = []
     try:
-        staged = stage(repository, hide=hide)
+        staged = _stage(repository, hide)
         tree_id = staged.tree
         summary.update(unreadable=staged.unreadable[:MAX_NAMES], nested=staged.nested[:MAX_NAMES])
     except Failed as failure:
@@ -95,8 +96,7 @@ def review(
         if shallow is not None:
             (private / "shallow").write_bytes(shallow)
     repository = Repository(private, scratch, clock)
-    repository.git("fetch", "-q", "--no-tags", "--no-write-fetch-head", str(bundle), f"{RESULT}:{RESULT}")
-    result = repository.git("rev-parse", "--verify", RESULT).decode().strip()
+    result = _receive_bundle(repository, bundle)
     start = base if base and repository.has(base) else None
     floor = start or repository.empty_tree
     summary, found = measure(repository, floor, result, also=protect)
@@ -113,6 +113,28 @@ def review(
     write_tar(out, summary, files)
 
 
+def _receive_bundle(repository: Repository, bundle: Path) -> str:
+    """The objects of a bundle, checked one by one; the commit that it names.
+
+    Not by `git fetch`: older versions take a bundle's objects unchecked whatever `fetch.fsckObjects` says.
+    """
+    handle = os.open(str(bundle), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        head = os.pread(handle, MAX_BUNDLE_HEAD_BYTES, 0)
+        end = head.find(b"\n\n")
+        refs = [line for line in head[:end].splitlines()[1:] if line[:1] not in (b"-", b"@")]
+        if end < 0 or not head.startswith(b"# v") or len(refs) != 1:
+            raise Failed("no bundle of one ref")
+        os.lseek(handle, end + 2, os.SEEK_SET)
+        repository.git("index-pack", "--strict", "--fix-thin", "--stdin", stdin=handle)
+    finally:
+        os.close(handle)
+    oid, _, name = os.fsdecode(refs[0]).partition(" ")
+    if name != RESULT or not repository.has(oid):
+        raise Failed(f"the bundle does not hold {RESULT}")
+    return oid
+
+
 def write_tar(out: BinaryIO, summary: dict[str, Any], files: dict[str, Path]) -> None:
     """A plain tar: the summary first, then the files."""
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
@@ -125,6 +147,15 @@ def write_tar(out: BinaryIO, summary: dict[str, Any], files: dict[str, Path]) ->
             member.size = path.stat().st_size
             with path.open("rb") as stream:
                 tar.addfile(member, stream)
+
+
+def _stage(repository: Repository, hide: Sequence[str]) -> Staged:
+    """The tree's state, whatever an agent did to its index."""
+    try:
+        return stage(repository, hide=hide)
+    except Failed:
+        (repository.git_dir / "index").unlink()
+        return stage(repository, hide=hide)
 
 
 def _artefacts(

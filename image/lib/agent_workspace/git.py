@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 OID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+UNOPENED = re.compile(rb"could not open directory '([^\n]*)'")
 IDENTITY = "agent-container"
 BASE_SUBJECT = "agent-container base"
 """First line of the commits that this program makes to mark where a run began; they are no part of the work."""
@@ -93,6 +94,8 @@ class Repository:
     config: list[tuple[str, str]] = field(default_factory=list)
     shallow: list[str] = field(default_factory=list)
     exclude: str = ""
+    unopened: list[bytes] = field(default_factory=list)
+    """Directories that git said it could not look into."""
 
     def git(
         self,
@@ -122,6 +125,7 @@ class Repository:
             )
         except subprocess.TimeoutExpired:
             raise Failed(f"git {arguments[0]} took too long") from None
+        self.unopened += UNOPENED.findall(done.stderr)
         if check and done.returncode != 0:
             raise Failed(f"git {arguments[0]}: {last_words(done.stderr)}")
         return done.stdout or b""

@@ -70,6 +70,7 @@ def stage(repository: Repository, *, hide: Sequence[str] = ()) -> Staged:
     staged = Staged(tree="", nested=[name.rstrip("/") for name in others if name.endswith("/")])
     changed = [name for name in (*modified, *others) if not name.endswith("/")]
     usable = []
+    staged.unreadable += dict.fromkeys(os.fsdecode(name) for name in repository.unopened)
     for name in changed:
         (usable if _readable(repository.tree / name) else staged.unreadable).append(name)
     repository.git("update-index", "-z", "--add", "--remove", "--replace", "--stdin", stdin=joined(usable))
