@@ -31,7 +31,8 @@ def replay(receipts: Iterable[Fields], *, policies: Mapping[str, Policy]) -> tup
     by_short = {policy.short_digest: policy for policy in policies.values()}
     faults: list[Fault] = []
     for receipt in receipts:
-        if receipt.get("kind") not in {"decision", "lookup"} or receipt.get("collapsed"):
+        collapsed = receipt.get("collapsed") is True and receipt.get("action") == "deny"
+        if receipt.get("kind") not in {"decision", "lookup"} or collapsed:
             continue
         problem = _replay_one(receipt, by_short)
         if problem and len(faults) < MAX_FAULTS:
