@@ -28,6 +28,10 @@ demo_project() {
     [ ! -e "$project" ] || [ -z "$(ls -A "$project")" ] || die "$project exists and is not the demo's" "$0 ANOTHER-DIRECTORY"
     mkdir -p "$project"
     cp -R "$root/examples/demo/." "$project/"
+    cat >>"$project/agent-container.yaml" <<SPEC
+credentials:
+  - demo                            # sealed by the quickstart; the sandbox gets a placeholder of it
+SPEC
     git -C "$project" init -q -b main
     git -C "$project" add -A
     git -C "$project" -c user.name="agent-container demo" -c user.email=demo@example.invalid commit -q -m "A project to try agent-container on"
@@ -42,6 +46,15 @@ rules = (spec.get("egress") or {}).get("allow") or []
 hosts = [rule if isinstance(rule, str) else rule["host"] for rule in rules]
 hosts += [host for use in spec.get("credentials") or [] if isinstance(use, dict) for host in use.get("hosts") or []]
 print(*sorted({host.replace("*", "www") for host in hosts}))'
+}
+
+# A secret that nobody has seen, bound to the demo's host. The web server knows its digest, and says whether a request carried it.
+demo_credential() {
+    local secret
+    secret=demo-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+    demo_secret_digest=$(printf '%s' "$secret" | sha256sum | cut -d' ' -f1)
+    printf '%s' "$secret" | "$agc" credential set demo --kind generic --host demo.agent-container.test --path '/**' \
+        --method GET --env DEMO_API_KEY
 }
 
 # Settings of these few commands alone: who answers for the internet, and whom to believe. The user's own file is not touched.
@@ -86,7 +99,7 @@ demo_internet() {
     image=$(docker images -q agent-container/agent | head -n 1)
     [ -n "$image" ] || die "no agent image was built" "$agc build"
     demo_server dns "$demo_dns" names.py "$demo_web" $(demo_names)
-    demo_server web "$demo_web" web.py /demo/server.pem
+    demo_server web "$demo_web" web.py /demo/server.pem "$demo_secret_digest"
     say "  $demo_dns answers names, $demo_web answers HTTPS"
 }
 

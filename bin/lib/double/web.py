@@ -31,6 +31,9 @@ class Handler(BaseHTTPRequestHandler):
         token = header.removeprefix("Bearer ").strip()
         return "real" if hashlib.sha256(token.encode()).hexdigest() == self.real_secret else "other"
 
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: do_GET says more in one line."""
+
     def do_GET(self) -> None:
         """Reads what body there is, so that the connection can be used again, and answers."""
         size = int(self.headers.get("Content-Length") or 0)
@@ -45,6 +48,8 @@ class Handler(BaseHTTPRequestHandler):
             "credential": self.credential(),
         }
         body = json.dumps(facts).encode() + b"\n"
+        sys.stdout.write(f"{self.command} https://{facts['host']}{self.path} with credential: {facts['credential']}\n")
+        sys.stdout.flush()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
