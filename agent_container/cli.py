@@ -265,6 +265,8 @@ def run(
         again="agent-container run",
     )
     ui.result(result.record, command="run", show=lambda: show_summary(ui, result.record))
+    if result.next_command is not None:
+        ui.info(f"next: {result.next_command}")
     raise typer.Exit(result.record.exit_status)
 
 

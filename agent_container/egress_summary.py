@@ -20,6 +20,7 @@ MAX_REFUSALS = 100
 MAX_TRACKED = 5_000
 """Distinct hosts and refusals that are counted one by one: an agent can invent names without end."""
 OTHERS = "(others)"
+OWN_HOSTS = ".agent-container.invalid"
 
 Receipt = dict[str, object]
 
@@ -71,7 +72,7 @@ def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
     """An event for every refusal and tripwire among the receipts, in their order."""
     for line in lines:
         receipt = parse_receipt(line.removesuffix(b"\n"))
-        if receipt is None:
+        if receipt is None or _is_own(receipt):
             continue
         at = _when(receipt)
         refused = _refusal(receipt)
@@ -83,8 +84,16 @@ def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
             yield EgressTripwire(at=at, host=wire.host, detail=wire.detail)
 
 
+def _is_own(receipt: Receipt) -> bool:
+    """Whether it is the sidecar's own check of itself: part of the chain, and not of what the agent did."""
+    host = _text(receipt, "host") or _text(receipt, "name")
+    return host.endswith(OWN_HOSTS)
+
+
 def _count(counts: _Counts, receipt: Receipt) -> None:
     counts.receipts += 1
+    if _is_own(receipt):
+        return
     kind, times = receipt["kind"], _number(receipt, "count", 1)
     counts.bytes += _number(receipt, "bytes", 0)
     if kind == "decision":

@@ -1,6 +1,6 @@
-"""Every error that ends a command: one tree, each with its exit status, and words for what failed, where, and what to type next.
+"""Every error that ends a command: one tree, each with its exit status, and words for what failed and what to type.
 
-Only `cli.py` catches these and exits; everything below raises them. The exit statuses are the contract of docs/reference.
+Only `cli.py` catches these and exits; everything below raises them. The statuses are a contract: docs/reference.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Unverifiable(AgentContainerError):
 
 
 class StoreError(AgentContainerError):
-    """The store cannot be read or written; what was there before is still there, and nothing half-written is visible."""
+    """The store cannot be read or written; what was there before is still there, nothing half-written is visible."""
 
 
 class Locked(StoreError):

@@ -113,6 +113,8 @@ class SessionState(BaseModel):
     previous: str | None = None
     """The session that this one continues, when a sidecar was replaced."""
     outcome: str | None = None
+    turn_started: AwareDatetime | None = None
+    """When the agent's process was asked for, by the host's clock."""
     notes: tuple[str, ...] = ()
 
     def updated(self, **changes: object) -> SessionState:

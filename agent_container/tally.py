@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from typing import Literal, Protocol
 
 from agent_container.events import (
@@ -26,6 +26,8 @@ from agent_container.records import AgentView, Tokens, ToolCount
 
 Channel = Literal["stdout", "stderr"]
 MAX_LISTED = 50
+MAX_TRACKED = 1000
+OTHERS = "(others)"
 MAX_TEXT = 64 * 1024
 
 
@@ -39,8 +41,10 @@ class Parser(Protocol):
 class Tally:
     """Reads a spool once: yields its events and counts what the agent says of itself."""
 
-    def __init__(self, parser: Parser) -> None:
+    def __init__(self, parser: Parser, *, started: datetime | None = None) -> None:
+        """`started` is the host's clock at the turn's start: the container's own may jump."""
         self._parser = parser
+        self._started = started
         self._splitters = {channel: LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES) for channel in ("stdout", "stderr")}
         self._session: AgentSession | None = None
         self._result: AgentResult | None = None
@@ -74,7 +78,13 @@ class Tally:
         if frame.channel == "exit":
             self._exit = frame
             return
-        yield from self._lines(frame.channel, lambda splitter: splitter.feed(frame.data), _moment(frame.wall_ms))
+        yield from self._lines(frame.channel, lambda splitter: splitter.feed(frame.data), self._moment(frame))
+
+    def _moment(self, frame: Frame) -> datetime | None:
+        try:
+            return None if self._started is None else self._started + timedelta(milliseconds=frame.t_ms)
+        except OverflowError:
+            return None
 
     def _lines(
         self, channel: str, take: Callable[[LineSplitter], Iterator[Line]], at: datetime | None
@@ -94,7 +104,8 @@ class Tally:
             case AgentMessage():
                 self._last_message = event.text
             case ToolCall():
-                self._tools[event.name[:128]] += 1
+                name = event.name[:128]
+                self._tools[name if name in self._tools or len(self._tools) < MAX_TRACKED else OTHERS] += 1
             case Usage():
                 self._add_usage(event)
             case PermissionDenied() if len(self._denials) < MAX_LISTED:
@@ -147,10 +158,3 @@ class Tally:
     def result(self) -> AgentResult | None:
         """The agent's final word, when it said one."""
         return self._result
-
-
-def _moment(wall_ms: int | None) -> datetime | None:
-    try:
-        return None if wall_ms is None else datetime.fromtimestamp(wall_ms / 1000, UTC)
-    except (OverflowError, OSError, ValueError):
-        return None

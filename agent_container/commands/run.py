@@ -27,13 +27,12 @@ from agent_container.errors import AgentContainerError, EngineError, UsageError
 from agent_container.events import Event
 from agent_container.ids import ID_PATTERN, new_id
 from agent_container.records import Outcome, RunRecord
-from agent_container.sandbox.closing import close_run
+from agent_container.sandbox.closing import BUNDLE, close_run
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.runner import RunnerClient, TurnRequest
 from agent_container.sandbox.turn import TurnEnd, TurnWatch, follow_turn
 from agent_container.session import Phase
 from agent_container.stack_agent import WORKSPACE
-from agent_container.workspace.result import fetch_result
 
 MAX_TASK_BYTES = 1024 * 1024
 DETACH_WAIT_S = 120.0
@@ -130,8 +129,10 @@ def run_task(
             engine_version=ctx.engine.ping(),
         )
         closed = close_run(ctx.engine, ctx.store, closing, report=ctx.report)
-    next_command = fetch_work(ctx, resolved, closed.place.path, session)
-    return RunResult(record=closed.record, directory=closed.place.path, next_command=next_command)
+    # The work stays in the record: it enters the user's repository only when they ask, and after a look at it.
+    changed = (closed.place.path / BUNDLE).exists()
+    command = f"agent-container runs apply {session}" if changed else None
+    return RunResult(record=closed.record, directory=closed.place.path, next_command=command)
 
 
 def _turn(
@@ -165,7 +166,7 @@ def _turn(
     )
     try:
         with RunnerClient.connect(ctx.engine, agent) as runner:
-            ctx.store.sessions.save(state.updated(phase=Phase.RUNNING))
+            ctx.store.sessions.save(state.updated(phase=Phase.RUNNING, turn_started=ctx.now()))
             runner.start_turn(
                 TurnRequest(
                     turn=session,
@@ -181,21 +182,6 @@ def _turn(
         return TurnEnd(Outcome.NEVER_STARTED, str(error))
     ctx.report("Started the agent")
     return follow_turn(watch)
-
-
-def fetch_work(ctx: Context, resolved: Resolved, record: Path, run: str) -> str | None:
-    """Fetches the work into `refs/agent/<run>`; the command that brings it to the user. A refusal is only told."""
-    bundle = record / "workspace.bundle"
-    if not bundle.exists():
-        return None
-    command = f"agent-container runs apply {run}"
-    if resolved.facts.kind != "git":
-        return command
-    try:
-        fetch_result(resolved.facts, bundle, run=run, environ=ctx.environ)
-    except AgentContainerError as error:
-        ctx.report(f"Kept the work in the record alone: {error.message}")
-    return command
 
 
 def run_detached(

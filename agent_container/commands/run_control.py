@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,10 +12,11 @@ from typing import Literal
 from agent_container.commands.context import Context
 from agent_container.commands.recovery import finish_orphan, profile_named
 from agent_container.commands.runs import load_record, resolve_run
+from agent_container.drain import file_pieces
 from agent_container.errors import Locked, NotRunning, UsageError
 from agent_container.events import Event
 from agent_container.records import RunRecord
-from agent_container.sandbox.closing import close_run, throwaway
+from agent_container.sandbox.closing import PATCH, close_run, throwaway
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.turn import TurnWatch, follow_turn
 from agent_container.session import Phase, SessionState
@@ -99,6 +100,14 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
     while not place.path.is_dir() and time.monotonic() < deadline:
         time.sleep(0.2)
     return load_record(place)
+
+
+def run_patch(ctx: Context, prefix: str | None) -> Iterator[bytes]:
+    """The patch of a run's work, in pieces. Raises UsageError when it changed nothing."""
+    place = resolve_run(ctx, prefix)
+    if not (place.path / PATCH).is_file():
+        raise UsageError(f"run {place.run_id} changed nothing", hint=f"agent-container runs show {place.run_id}")
+    return file_pieces(place.path / PATCH)
 
 
 def apply_run(

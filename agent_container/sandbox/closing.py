@@ -44,7 +44,7 @@ from agent_egress.receipts import ChainReport, Checkpoint, verify_chain
 
 RECEIPTS_FILE = "/var/lib/egress/receipts.jsonl"
 STOP_GRACE_S = 10
-PATCH = "workspace.patch"
+BUNDLE, PATCH = "workspace.bundle", "workspace.patch"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         work, work_notes = _collect(engine, store, state, staged)
         report("Collected the work")
         drained = drain(staged, _sources(engine, state))
-        tally = Tally(closing.profile.parser())
+        tally = Tally(closing.profile.parser(), started=state.turn_started)
         scratch = stack.enter_context(tempfile.TemporaryFile(dir=store.state))
         scratch.writelines(encode_event(event) for event in tally.events(_pieces(staged / RAW)))
         chain = _check_chain(store, state, staged)

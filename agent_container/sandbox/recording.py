@@ -155,6 +155,5 @@ def _skew(state: SessionState, tally: Tally) -> float | None:
     """How far the container's clock is from the host's, when the spool's first frame tells of more than a minute."""
     if tally.first_wall_ms is None:
         return None
-    skew = tally.first_wall_ms / 1000 - state.created.timestamp()
-    # The turn starts some seconds after the session is made; only what no start could explain is a skew.
+    skew = tally.first_wall_ms / 1000 - (state.turn_started or state.created).timestamp()
     return skew if abs(skew) > NOTED_SKEW_S else None
