@@ -140,9 +140,12 @@ def runs_rm(
     if not yes and not CALL.ui.confirm(f"Remove {', '.join(names)} for good?", hint=hint):
         raise UsageError("nothing was removed")
     removed = remove_runs(CALL.context, names)
-    CALL.ui.result(
-        removed, command="runs rm", show=lambda: [CALL.ui.text(f"removed {r}") for r in removed.runs] and None
-    )
+
+    def show() -> None:
+        for name in removed.runs:
+            CALL.ui.text(f"removed {name}")
+
+    CALL.ui.result(removed, command="runs rm", show=show)
 
 
 @runs_app.command("export")

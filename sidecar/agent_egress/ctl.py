@@ -11,7 +11,7 @@ import time
 from agent_egress.identity import CONTROL_SOCKET
 
 TIMEOUT_S = 180.0
-CONNECT_S = 10.0
+CONNECT_S = 30.0
 
 
 def ask(line: bytes, *, path: str = CONTROL_SOCKET, timeout_s: float = TIMEOUT_S) -> bytes:
