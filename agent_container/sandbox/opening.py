@@ -27,7 +27,8 @@ from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.stack import Container, Mount, Stack
 from agent_container.store import Store
 
-OPEN_WAIT_S = 20.0
+OPEN_WAIT_S = 60.0
+"""A part that ends while it starts is told at once; only a busy machine needs so long."""
 ROLES = ("egress", "agent")
 
 
