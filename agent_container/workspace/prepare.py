@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,10 @@ def write_files(plan: WorkspacePlan, directory: Path) -> None:
             # In place and never replaced: a mount holds the file itself, not its name.
             path.write_text(text)
             path.chmod(0o644)
+            if os.geteuid() == 0:
+                # git in the sandbox obeys a `.git` file only when it belongs to whoever runs git
+                uid, gid = plan.user.split(":")
+                os.chown(path, int(uid), int(gid))
 
 
 def prepare_workspace(

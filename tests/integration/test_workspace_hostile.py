@@ -118,8 +118,8 @@ def test_a_submodules_filter_does_not_run_when_its_parent_is_collected(bench: Be
     tree = repository(bench.path / "repo")
     session = bench.open(tree, "clone")
     session.agent(
-        PLANT
-        + "git init -q sub; cd sub; echo x > x; git add x; git commit -qm x; cd ..; git add sub evil.sh; git commit -qm sub;"
+        PLANT + "git init -q sub; cd sub; echo x > x; git add x; git commit -qm x; cd ..; git add sub evil.sh;"
+        " git commit -qm sub;"
         "cd sub; echo 'x filter=a' > .gitattributes; git config filter.a.clean $E; "
         "git config core.fsmonitor $E; echo y >> x; touch -d 2001-01-01 x"
     )
