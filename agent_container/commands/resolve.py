@@ -21,6 +21,7 @@ from agent_container.settings import host_addresses, host_resolvers
 from agent_container.spec import KNOWN_AGENTS, KnownAgent, ProjectSpec, default_spec, load_spec
 from agent_container.stack_policy import GrantedCredential, effective_policy, granted_credentials
 from agent_container.trust import Grants, check, grants_of, parse_grants
+from agent_container.workspace.protected import digest
 from agent_container.workspace.tree import TreeFacts, inspect_tree
 from agent_egress.identity import DAEMON_UIDS
 from agent_egress.policy import Policy
@@ -121,6 +122,12 @@ def asked_grants(ctx: Context, project: Project, spec: ProjectSpec, profile: Age
         if image is not None:
             digests[base] = image
     also = [f"agent host {host}" for host in profile.hosts]
+    for path, before in ctx.store.touched.load(project.id).items():
+        now = digest(project.root / path)
+        if now != before:
+            also.append(
+                f"{path} as it is now: it changed while an agent worked, and this host runs or obeys it ({now})"
+            )
     return grants_of(spec, image_digests=digests, also=also)
 
 
@@ -132,6 +139,7 @@ def approve(ctx: Context, resolved: Resolved, *, accept: str | None) -> None:
     body = ctx.store.approvals.load(resolved.project.id)
     approved = parse_grants(body) if body is not None else None
     check(approved, resolved.grants, accept)
+    ctx.store.touched.clear(resolved.project.id)
     if approved != resolved.grants:
         ctx.store.approvals.save(resolved.project.id, resolved.grants.encode())
 

@@ -37,6 +37,7 @@ from agent_container.stack import LABEL, Mount
 from agent_container.stack_agent import RUN_VOLUME
 from agent_container.store import RunPlace, Store, VerifiedHead
 from agent_container.tally import Tally
+from agent_container.workspace.protected import changed_protected, protected_state
 from agent_container.workspace.throwaway import Throwaway
 from agent_container.workspace.transfer import Prepared, Work, collect_work
 from agent_egress.identity import MAX_RECEIPT_BYTES
@@ -96,6 +97,7 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         scratch = stack.enter_context(tempfile.TemporaryFile(dir=store.state))
         scratch.writelines(encode_event(event) for event in tally.events(_pieces(staged / RAW)))
         chain = _check_chain(store, state, staged)
+        work_notes += _touched(store, state)
         seen = Seen(
             egress=summarise(_receipt_lines(staged), report=chain),
             work=work,
@@ -184,6 +186,20 @@ def _collect(engine: Engine, store: Store, state: SessionState, staged: Path) ->
         words = "; ".join([error.message, *error.details[:2]])
         return None, (f"the work could not be collected: {words}",)
     return work, ()
+
+
+def _touched(store: Store, state: SessionState) -> tuple[str, ...]:
+    """What changed of a bound tree that the host runs or obeys, and that no mount could hold: told, and remembered
+    until its user has accepted it."""
+    use = state.workspace
+    root = Path(state.project_root)
+    if use is None or use.mode != "bind" or not root.is_dir():
+        return ()
+    before = dict(use.protected)
+    changed = changed_protected(before, protected_state(root, use.protect, covered=use.covered))
+    if changed:
+        store.touched.add(state.project_id, {path: before.get(path, "") for path in changed})
+    return tuple(f"changed while the agent worked, and tools on this host run or obey it: {path}" for path in changed)
 
 
 def throwaway(engine: Engine, store: Store, state: SessionState, *, image: str) -> Throwaway:

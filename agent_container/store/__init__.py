@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from agent_container.session import Phase, SessionLimits, SessionState
-from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, VerifiedHead
+from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, Touched, VerifiedHead
 from agent_container.store.locks import Holder, Locks
 from agent_container.store.paths import Roots, default_roots, safe_name
 from agent_container.store.runs import RunPlace, Runs
@@ -48,6 +48,7 @@ class Store:
         self.credentials = Sealed(data / "credentials", kind="credential", writer=self.writer, sealer=sealer)
         self.ssh_keys = Sealed(data / "ssh-keys", kind="ssh-key", writer=self.writer, sealer=sealer)
         self.approvals = Approvals(state / "trust", self.writer)
+        self.touched = Touched(state / "touched", self.writer)
         self.checkpoints = Checkpoints(state / "checkpoints", self.writer, self._locks)
         self.policies = Policies(data / "policies", self.writer)
         self.runs = Runs(data / "runs", self.writer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,41 @@ class Approvals:
     def remove(self, project_id: str) -> bool:
         """Takes the approval back; False when there was none."""
         return self._writer.remove(self._path(project_id))
+
+    def _path(self, project_id: str) -> Path:
+        return self._directory / f"{safe_name(project_id, what='project')}.json"
+
+
+class Touched:
+    """Protected paths of a bound project that changed while an agent worked, one document a project id.
+
+    A path stays in it until its user has accepted it, or it is as it was.
+    """
+
+    def __init__(self, directory: Path, writer: Writer) -> None:
+        self._directory = directory
+        self._writer = writer
+
+    def add(self, project_id: str, rows: Mapping[str, str]) -> None:
+        """Adds paths, each with the digest that it had before any agent touched it; empty where it did not exist."""
+        merged = {**rows, **self.load(project_id)}
+        self._writer.write(self._path(project_id), json.dumps(merged, sort_keys=True).encode() + b"\n")
+
+    def load(self, project_id: str) -> dict[str, str]:
+        """Path to digest before. Raises StoreError when the document is damaged: unread, it would accept everything."""
+        body = read_file(self._path(project_id))
+        if body is None:
+            return {}
+        try:
+            rows = json.loads(body)
+            return {str(path): str(digest) for path, digest in rows.items()}
+        except (ValueError, AttributeError) as bad:
+            path = self._path(project_id)
+            raise StoreError(f"{path} cannot be read", hint=f"look at the project, then remove {path}") from bad
+
+    def clear(self, project_id: str) -> None:
+        """Forgets them: they were accepted."""
+        self._writer.remove(self._path(project_id))
 
     def _path(self, project_id: str) -> Path:
         return self._directory / f"{safe_name(project_id, what='project')}.json"
