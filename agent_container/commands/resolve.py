@@ -21,7 +21,7 @@ from agent_container.settings import host_addresses, host_resolvers
 from agent_container.spec import KNOWN_AGENTS, KnownAgent, ProjectSpec, default_spec, load_spec
 from agent_container.stack_policy import GrantedCredential, effective_policy, granted_credentials
 from agent_container.trust import Grants, check, grants_of, parse_grants
-from agent_container.workspace.protected import digest
+from agent_container.workspace.protected import one_state
 from agent_container.workspace.tree import TreeFacts, inspect_tree
 from agent_egress.identity import DAEMON_UIDS
 from agent_egress.policy import Policy
@@ -123,11 +123,10 @@ def asked_grants(ctx: Context, project: Project, spec: ProjectSpec, profile: Age
             digests[base] = image
     also = [f"agent host {host}" for host in profile.hosts]
     for path, before in ctx.store.touched.load(project.id).items():
-        now = digest(project.root / path)
+        now = one_state(project.root / path)
         if now != before:
-            also.append(
-                f"{path} as it is now: it changed while an agent worked, and this host runs or obeys it ({now})"
-            )
+            what = "it changed while an agent worked, and tools on this host run or obey it"
+            also.append(f"{path} as it is now, {now or 'absent'}: {what}")
     return grants_of(spec, image_digests=digests, also=also)
 
 

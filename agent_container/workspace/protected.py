@@ -69,8 +69,16 @@ def protected_state(root: Path, patterns: Iterable[str], *, covered: Iterable[st
     }
     for entry in entries(root):
         if entry.name.lower() == ".git":  # file systems that fold case exist
-            state[relative(root, Path(entry.path))] = "git"
+            state[relative(root, Path(entry.path))] = one_state(Path(entry.path))
     return state
+
+
+def one_state(path: Path) -> str:
+    """What `protected_state` says of one path; empty when there is nothing."""
+    if not os.path.lexists(path):
+        return ""
+    # What is in a repository changes with every command of its user; that one came or went is what counts.
+    return "git" if path.name.lower() == ".git" else digest(path)
 
 
 def changed_protected(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
