@@ -1,40 +1,30 @@
-"""The client ends inside the container: `connect` carries the host's stream to the socket, `attach` a terminal.
+"""`runner connect`: carries the host's end of an exec channel to the socket, bytes as they are.
 
 The host reaches the runner through the engine's exec channel alone, so no port and no shared socket is needed.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import fcntl
-import json
 import os
 import select
-import signal
 import socket
-import struct
-import sys
-import termios
 import time
-import tty
-from typing import Any, Dict, Optional, Tuple
 
-from .config import Paths
-from .spool import write_all
-
-DETACH = b"\x10\x11"
-"""ctrl-p ctrl-q, as in docker attach."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .config import Paths
 
 
-def _dial(paths: Paths, wait_s: float = 5.0) -> socket.socket:
+def dial(paths: Paths, wait_s: float = 5.0) -> socket.socket:
+    """A connection; waits for a runner that has only just started. Raises: OSError."""
     deadline = time.monotonic() + wait_s
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(paths.socket)
             return connection
-        except (FileNotFoundError, ConnectionRefusedError):  # the container has only just started
+        except (FileNotFoundError, ConnectionRefusedError):
             connection.close()
             if time.monotonic() > deadline:
                 raise
@@ -43,7 +33,7 @@ def _dial(paths: Paths, wait_s: float = 5.0) -> socket.socket:
 
 def connect(paths: Paths) -> int:
     """Copy stdin to the runner and its answers to stdout, until the runner closes."""
-    connection = _dial(paths)
+    connection = dial(paths)
     sources = [0, connection.fileno()]
     while True:
         for fd in select.select(sources, [], [])[0]:
@@ -56,98 +46,8 @@ def connect(paths: Paths) -> int:
                     with contextlib.suppress(OSError):
                         connection.shutdown(socket.SHUT_WR)
             elif data:
-                write_all(1, data)
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(1, view) :]
             else:
                 return 0
-
-
-def _terminal_size() -> Tuple[int, int]:
-    with contextlib.suppress(OSError):
-        rows, cols = struct.unpack("HHHH", fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8))[:2]
-        if rows and cols:
-            return rows, cols
-    return 24, 80
-
-
-class _Attachment:
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._pending = b""
-        self._held = b""
-
-    def ask(self, operation: str, **fields: Any) -> None:
-        self.connection.sendall(json.dumps({"v": 1, "op": operation, **fields}).encode() + b"\n")
-
-    def keys(self, data: bytes) -> bool:
-        """Send what was typed; False when it was the detach sequence."""
-        data, self._held = self._held + data, b""
-        before, found, _after = data.partition(DETACH)
-        if not found and before.endswith(DETACH[:1]):
-            before, self._held = before[:-1], DETACH[:1]
-        if before:
-            self.ask("pty.input", b64=base64.b64encode(before).decode("ascii"))
-        return not found
-
-    def receive(self) -> Optional[Dict[str, Any]]:
-        """Print what came; the final message, or None while there is none."""
-        data = self.connection.recv(262144)
-        if not data:
-            return {"ok": False, "error": {"message": "the runner went away"}}
-        lines = (self._pending + data).split(b"\n")
-        self._pending = lines.pop()
-        for line in lines:
-            message: Dict[str, Any] = json.loads(line)
-            if message.get("ch") == "pty":
-                write_all(1, base64.b64decode(message["b64"]))
-            elif message.get("ch") == "exit" or message.get("ok") is False or message.get("op") == "pty.detach":
-                return message
-        return None
-
-
-def attach(paths: Paths, name: str) -> int:
-    """Join the terminal until its program ends (its status), or ctrl-p ctrl-q, or stdin's end (0)."""
-    attachment = _Attachment(_dial(paths))
-    is_terminal = os.isatty(0)
-    before = termios.tcgetattr(0) if is_terminal else None
-    wake_r, wake_w = os.pipe()
-    for fd in (wake_r, wake_w):
-        os.set_blocking(fd, False)
-    signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-    signal.signal(signal.SIGWINCH, lambda _number, _frame: None)
-    rows, cols = _terminal_size()
-    attachment.ask("pty.attach", name=name, rows=rows, cols=cols)
-    try:
-        if is_terminal:
-            tty.setraw(0, termios.TCSADRAIN)  # what was typed meanwhile is not lost
-        final = _run(attachment, wake_r)
-    finally:
-        if before is not None:
-            termios.tcsetattr(0, termios.TCSADRAIN, before)
-    if final is None or (final.get("op") == "pty.detach" and final.get("ok")):
-        sys.stderr.write("\r\ndetached\r\n")
-        return 0
-    if final.get("ok") is False:
-        sys.stderr.write(final["error"]["message"] + "\n")
-        return 1
-    return final["code"] if final.get("code") is not None else 128 + signal.Signals[final["signal"]]
-
-
-def _run(attachment: _Attachment, wake_r: int) -> Optional[Dict[str, Any]]:
-    sources = [0, attachment.connection, wake_r]
-    while True:
-        for fd in select.select(sources, [], [])[0]:
-            if fd == wake_r:
-                os.read(wake_r, 64)
-                rows, cols = _terminal_size()
-                attachment.ask("pty.resize", rows=rows, cols=cols)
-            elif fd == 0:
-                data = os.read(0, 65536)
-                if not data:  # answered after what was asked before, so that a refusal is still heard
-                    sources.remove(0)
-                    attachment.ask("pty.detach")
-                elif not attachment.keys(data):
-                    return None
-            else:
-                final = attachment.receive()
-                if final is not None:
-                    return final

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from typing import List
 
-from . import VERSION, process
-from .bridge import attach, connect
+from . import VERSION
 from .config import read_paths
-from .loop import Loop
-from .runner import Runner, handle_signals
-from .server import Server
+from .protect import become_subreaper, protect_self
 
 USAGE = "usage: runner [serve [--subreaper] | connect | attach NAME | version]"
 EXIT_USAGE = 64
@@ -21,6 +17,10 @@ EXIT_REFUSED = 77
 
 def serve(*, subreaper: bool) -> int:
     """Idle until a client asks for something; the container's whole life."""
+    from .loop import Loop
+    from .runner import Runner, handle_signals
+    from .server import Server
+
     if 0 in (*os.getresuid(), *os.getresgid()):
         sys.stderr.write("runner: refuses to run as root; the agent's uid is never 0\n")
         return EXIT_REFUSED
@@ -28,7 +28,7 @@ def serve(*, subreaper: bool) -> int:
         sys.stderr.write("runner: must be PID 1, so that orphans come back to it\n")
         return EXIT_REFUSED
     if subreaper:
-        process.become_subreaper()
+        become_subreaper()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard != resource.RLIM_INFINITY else 4096, hard))
@@ -41,15 +41,19 @@ def serve(*, subreaper: bool) -> int:
     return 0
 
 
-def main(argv: List[str]) -> int:
+def main(argv: list[str]) -> int:
     """The exit status."""
-    process.protect_self()
+    protect_self()
     try:
         if argv in ([], ["serve"], ["serve", "--subreaper"]):
             return serve(subreaper=argv[-1:] == ["--subreaper"])
         if argv == ["connect"]:
+            from .bridge import connect
+
             return connect(read_paths(os.environ))
         if len(argv) == 2 and argv[0] == "attach":
+            from .attach import attach
+
             return attach(read_paths(os.environ), argv[1])
     except BrokenPipeError:
         return 0  # the other side left; nothing here depends on it

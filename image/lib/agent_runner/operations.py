@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import os
-import resource
 import signal
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 from . import PROTOCOL, VERSION
 from .config import NAME, SPOOL_MAX_BYTES
+from .lines import encode, parse
 from .runner import Refused, Runner
-from .spool import SpoolError, encode, parse
+from .spool import SpoolError
 from .terminal import Terminal
 from .turn import Request, Turn
 
@@ -163,8 +163,14 @@ def _status(runner: Runner, client: Client, _request: Message) -> Reply:
     return {
         "turns": [turn.describe() for turn in runner.turns.values()],
         "terminals": [terminal.describe() for terminal in runner.terminals.values()],
-        "max_rss_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "peak_kib": _peak_kib(),
     }
+
+
+def _peak_kib() -> int:
+    """Most memory ever resident. Not getrusage: its figure includes the process that started this one, before exec."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as handle:
+        return next((int(line.split()[1]) for line in handle if line.startswith("VmHWM:")), 0)
 
 
 def _acknowledge(runner: Runner, _client: Client, request: Message) -> Reply:

@@ -1,4 +1,4 @@
-"""Processes: starting one in a session of its own, knowing every descendant, and the runner's own protections.
+"""Processes: starting one in a session of its own, and knowing every descendant.
 
 Descendants are found by walking /proc, since a daemonised child leaves its process group. All orphans come back to the
 runner (PID 1, or a child subreaper in tests), so "descends from the runner" is everything in the container except what
@@ -8,43 +8,17 @@ the host itself started with `docker exec`, whose parent is outside the namespac
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
-import resource
 import signal
 import subprocess
 import termios
 from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set
 
 from .config import MARK
+from .protect import PR_SET_DUMPABLE, prctl
 
-PR_SET_DUMPABLE = 4
-PR_GET_DUMPABLE = 3
-PR_SET_CHILD_SUBREAPER = 36
 OOM_SCORE_ADJ = b"500"
-
-
-def _prctl(option: int, argument: int) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = libc.prctl(option, ctypes.c_ulong(argument), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return int(result)
-
-
-def protect_self() -> None:
-    """No ptrace, no /proc/PID/mem or environ for the agent (same uid), and no core files. Verified, else OSError."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _prctl(PR_SET_DUMPABLE, 0)
-    if _prctl(PR_GET_DUMPABLE, 0) != 0:
-        raise OSError("the kernel did not make this process undumpable")
-
-
-def become_subreaper() -> None:
-    """Take in orphans although not PID 1; for running outside a container."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def spawn(
@@ -67,7 +41,7 @@ def spawn(
         with contextlib.suppress(OSError):
             # The kernel should choose the agent before PID 1 when memory runs out. An undumpable process does not own
             # its own /proc files, so this copy becomes dumpable first; exec would do the same a moment later.
-            _prctl(PR_SET_DUMPABLE, 1)
+            prctl(PR_SET_DUMPABLE, 1)
             with open("/proc/self/oom_score_adj", "wb", buffering=0) as handle:
                 handle.write(OOM_SCORE_ADJ)
         if terminal:

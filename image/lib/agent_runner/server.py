@@ -14,10 +14,10 @@ from typing import Any, Dict, List, Optional
 
 from . import PROTOCOL, VERSION
 from .config import CLIENTS_MAX, OUT_HIGH_BYTES, OUT_LOW_BYTES, REQUEST_MAX_BYTES
+from .lines import encode, parse
 from .loop import READ, WRITE, Loop
 from .operations import Stream, answer
 from .runner import Runner
-from .spool import encode, parse
 from .terminal import Terminal
 from .turn import Turn
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import stat
 from typing import Any, Dict, List, Optional, Tuple
 
 from .config import SPOOL_RESERVE_BYTES
+from .lines import encode, parse, write_all
 
 INDEX_EVERY = 64
 CHUNK_BYTES = 512 * 1024
@@ -32,18 +32,6 @@ def volume_error(path: str, error: OSError) -> SpoolError:
     """In words, naming the volume."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return SpoolError("volume", f"the run volume {path} cannot be written: {reason}")
-
-
-def encode(frame: Dict[str, Any]) -> bytes:
-    """One line. ASCII only, so that no reader takes a U+2028 for a line's end."""
-    return json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """write(2) until all is written."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 def write_file(path: str, data: bytes) -> None:
@@ -149,12 +137,3 @@ class Spool:
         for path in (self.path, self._reserve):
             with contextlib.suppress(OSError):
                 os.unlink(path)
-
-
-def parse(line: bytes) -> Optional[Dict[str, Any]]:
-    """A JSON object, or None."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None

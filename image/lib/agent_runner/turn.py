@@ -15,8 +15,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from . import process
 from .config import FRAME_DATA_BYTES
+from .lines import encode
 from .loop import READ, Loop, Timer
-from .spool import Spool, SpoolError, encode, volume_error, write_file
+from .spool import Spool, SpoolError, volume_error, write_file
 
 SWEEP_INTERVAL_S = 0.02
 SWEEPS_MAX = 250

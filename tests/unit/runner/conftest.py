@@ -27,7 +27,8 @@ UID = 65534
 @functools.cache
 def interpreter() -> str:
     """One that an unprivileged uid can start; RUNNER_PYTHON names another one, for the oldest supported version."""
-    for candidate in (os.environ.get("RUNNER_PYTHON", sys.executable), "/usr/bin/python3"):
+    named = os.environ.get("RUNNER_PYTHON")
+    for candidate in [named] if named else [sys.executable, "/usr/bin/python3"]:
         with contextlib.suppress(OSError):
             user = UID if os.geteuid() == 0 else None
             if subprocess.run([candidate, "-c", ""], user=user, check=False).returncode == 0:

@@ -78,7 +78,7 @@ def test_an_endless_request_line_is_refused(runner: RunningRunner) -> None:
         for _ in range(40):
             connection.socket.sendall(b"x" * 1024 * 1024)
             time.sleep(0.01)
-    assert runner.connect().ask("status")["max_rss_kib"] < 128 * 1024
+    assert runner.connect().ask("status")["peak_kib"] < 128 * 1024
 
 
 def test_any_client_streams_from_any_frame_while_it_runs_and_afterwards(runner: RunningRunner) -> None:
@@ -98,7 +98,7 @@ def test_a_client_that_does_not_read_costs_no_memory_and_slows_nobody(runner: Ru
     slow.send("turn.stream", turn="t1")
     frames = runner.connect().frames("t1")
     assert len(text(frames)) == 40_000_000
-    assert runner.connect().ask("status")["max_rss_kib"] < 64 * 1024
+    assert runner.connect().ask("status")["peak_kib"] < 64 * 1024
     assert slow.rest() == frames
 
 

@@ -97,7 +97,7 @@ def test_a_watcher_who_does_not_read_holds_nothing_up_and_costs_no_memory(runner
     join(runner)
     client = join(runner)
     read_until(client, b"over")
-    assert runner.connect().ask("status")["max_rss_kib"] < 64 * 1024
+    assert runner.connect().ask("status")["peak_kib"] < 64 * 1024
 
 
 def test_a_terminals_processes_outlive_a_turn_and_the_turns_do_not(runner: RunningRunner) -> None:

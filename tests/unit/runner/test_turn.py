@@ -69,7 +69,7 @@ def test_one_huge_line_costs_little_memory_and_stops_at_the_spools_cap(runner: R
     assert 19_000_000 < len(text(frames)) <= 20_000_000
     assert (runner.volume / "turns" / "t1" / "spool.jsonl").stat().st_size < 20_100_000
     assert all(len(frame.get("text", "")) <= 32768 for frame in frames)
-    assert runner.connect().ask("status")["max_rss_kib"] < 64 * 1024
+    assert runner.connect().ask("status")["peak_kib"] < 64 * 1024
 
 
 @pytest.mark.parametrize(
