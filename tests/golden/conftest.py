@@ -1,4 +1,4 @@
-"""Golden files: what is rendered is compared to a file beside the test; `--update-golden` writes it, git shows the change."""
+"""Golden files: what is rendered is compared to a file beside the test; `--update-golden` writes it for git to show."""
 
 from __future__ import annotations
 
