@@ -118,7 +118,7 @@ def check_project(facts: TreeFacts, *, mode: Literal["bind", "clone"], host: Hos
     if facts.enclosing is not None:
         raise UsageError(
             f"{root} lies inside the git repository {facts.enclosing}, whose history the agent would not have",
-            hint=f"agent-container -C {facts.enclosing} ...",
+            hint=f"move agent-container.yaml to {facts.enclosing}, or name it there: -C {facts.enclosing} -f SPEC",
         )
     if facts.alternates:
         raise UsageError(

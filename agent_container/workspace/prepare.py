@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_container.errors import AgentContainerError
+from agent_container.project import read_plain
 from agent_container.stack import Mount
 from agent_container.workspace.plan import EMPTY_DIRECTORY, WORKSPACE_VOLUME, GitDir, WorkspacePlan
 from agent_container.workspace.throwaway import STREAM, WORKSPACE, Throwaway, parse_answer
 from agent_container.workspace.transfer import Prepared, packed, parse_model
 from agent_container.workspace.tree import TreeFacts
+
+MAX_IGNORE_BYTES = 96 * 1024
+"""Of the user's ignore file: it travels as one argument of a program."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,29 @@ class UserGit:
     """Text of the user's ignore file: what it names is not carried into a clone."""
     name: str = ""
     email: str = ""
+
+
+def read_user_git(environ: Mapping[str, str], *, home: Path) -> UserGit:
+    """Asks the user's own git configuration, outside of any repository; what it does not say is empty."""
+    env = {name: environ[name] for name in ("PATH", "XDG_CONFIG_HOME") if name in environ}
+    env |= {"HOME": str(home), "GIT_DIR": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C"}
+
+    def ask(*words: str) -> str:
+        argv = ["git", "config", "--global", *words]
+        try:
+            done = subprocess.run(argv, cwd="/", env=env, capture_output=True, timeout=10, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return os.fsdecode(done.stdout).rstrip("\n") if done.returncode == 0 else ""
+
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    path = Path(ask("--type=path", "core.excludesFile") or config / "git" / "ignore")
+    try:
+        body = read_plain(path, max_bytes=MAX_IGNORE_BYTES)
+    except OSError:
+        body = None
+    ignore = (body or b"").decode("utf-8", "replace").replace("\0", "")
+    return UserGit(ignore=ignore, name=ask("user.name"), email=ask("user.email"))
 
 
 @dataclass(frozen=True)
@@ -91,7 +119,7 @@ def prepare_workspace(
             continue
         if git_dir.tree == facts.root:
             whole = filled
-    return Readied(whole, tuple(warnings))
+    return Readied(whole, (*warnings, *(_stayed(whole) if whole else ())))
 
 
 def _fill(
@@ -107,7 +135,11 @@ def _fill(
 
 
 def _stayed(prepared: Prepared) -> list[str]:
-    words = [f"{name} could not be read and stayed behind" for name in prepared.unreadable]
+    words = [
+        f"{name} is tracked by git: it is hidden, but the history that the agent gets holds it"
+        for name in prepared.hidden
+    ]
+    words += [f"{name} could not be read and stayed behind" for name in prepared.unreadable]
     return words + [
         f"{name} is a repository that the project does not track; it stayed behind" for name in prepared.nested
     ]

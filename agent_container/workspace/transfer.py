@@ -52,6 +52,8 @@ class Prepared(_Answer):
     """Files that could not be read and stayed behind."""
     nested: Names = ()
     """Repositories inside the project that it does not track; they stayed behind."""
+    hidden: Names = ()
+    """Tracked files that were to be hidden: the history that the agent gets holds them."""
 
 
 class Sensitive(_Answer):

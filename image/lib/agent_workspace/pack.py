@@ -52,6 +52,7 @@ def pack(
         "carried": False,
         "unreadable": [],
         "nested": [],
+        "hidden": [],
         "refs": _refs(repository),
         "shallow": repository.shallow,
         "config": [*identity, *repository.config],
@@ -59,7 +60,8 @@ def pack(
     }
     if not committed or repository.head is None:
         staged = stage(repository, hide=hide)
-        header["unreadable"], header["nested"] = staged.unreadable[:MAX_NAMES], staged.nested[:MAX_NAMES]
+        for key in ("unreadable", "nested", "hidden"):
+            header[key] = getattr(staged, key)[:MAX_NAMES]
         before = repository.tree_of(repository.head) if repository.head else repository.empty_tree
         if staged.tree != before or repository.head is None:
             parents = [repository.head] if repository.head else []

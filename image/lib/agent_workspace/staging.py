@@ -28,6 +28,8 @@ class Staged:
     unreadable: list[str] = field(default_factory=list)
     nested: list[str] = field(default_factory=list)
     """Repositories inside the tree that it does not track: their files stay behind."""
+    hidden: list[str] = field(default_factory=list)
+    """Tracked files that were to be hidden: history holds them."""
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:
@@ -67,7 +69,7 @@ def stage(repository: Repository, *, hide: Sequence[str] = ()) -> Staged:
     repository.git("update-index", "-z", "--force-remove", "--stdin", stdin=joined(gone))
     modified = _without(names(repository.git("ls-files", "-z", "--modified")), hide)
     others = _without(names(repository.git("ls-files", "-z", "--others", "--exclude-standard")), hide)
-    staged = Staged(tree="", nested=[name.rstrip("/") for name in others if name.endswith("/")])
+    staged = Staged(tree="", nested=[name.rstrip("/") for name in others if name.endswith("/")], hidden=tracked)
     changed = [name for name in (*modified, *others) if not name.endswith("/")]
     usable = []
     staged.unreadable += dict.fromkeys(os.fsdecode(name) for name in repository.unopened)

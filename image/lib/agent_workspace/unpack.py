@@ -16,7 +16,7 @@ from agent_workspace.tree import make_git_dir
 
 RECORD = "agent-container.json"
 """Beside HEAD: the commits that were there at the start. An agent that rewrites it only hides its own work."""
-ANSWER = ("head", "base", "carried", "unreadable", "nested")
+ANSWER = ("head", "base", "carried", "unreadable", "nested", "hidden")
 HOST_REMOTE = "refs/remotes/host/"
 """Where a second `unpack-gitdir` puts the project's branches, so that the agent's own are never moved."""
 
@@ -41,6 +41,7 @@ def unpack(destination: Path, *, run: str, source: int, clock: Clock) -> dict[st
             carried=True,
             unreadable=staged.unreadable[:MAX_NAMES],
             nested=staged.nested[:MAX_NAMES],
+            hidden=[],
         )
     else:
         _layout(git_dir, header)
