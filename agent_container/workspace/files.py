@@ -107,10 +107,11 @@ def _blob_id(folder: int, name: bytes, *, length: int) -> str | None:
         if error.errno == errno.ELOOP:
             return "a link"
         raise
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return "no file"
     with os.fdopen(handle, "rb") as stream:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            return "no file"
         digest = hashlib.sha256() if length == 64 else hashlib.sha1(usedforsecurity=False)
         digest.update(b"blob %d\0" % status.st_size)
         while block := stream.read(BLOCK):
