@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import re
 import shlex
 import shutil
@@ -198,10 +199,14 @@ class Progress:
 
 
 def _shorten(instruction: str) -> str:
-    """Without the mounts that stand before every command."""
-    words = re.sub(r"--(?:mount|network|chmod)=\S+\s+", "", instruction)
-    with contextlib.suppress(ValueError):
-        words = words.encode("ascii").decode("unicode_escape") if "\\u" in words else words
+    """Without the mounts that stand before every command, and as a person would type it."""
+    words = re.sub(r"--(?:mount|network|chmod|from)=\S+\s+", "", instruction)
+    if words.startswith("RUN ["):
+        with contextlib.suppress(ValueError):
+            argv = [str(word) for word in json.loads(words.removeprefix("RUN "))]
+            while argv[:1] in (["/bin/sh"], ["/agent-build/with-ca"], ["-c"]):
+                del argv[0]
+            words = "RUN " + " ".join(argv)
     return printable(words)[:120]
 
 
@@ -216,7 +221,7 @@ def _failure(plan: Plan, argv: list[str], progress: Progress) -> EngineError:
     else:
         hint = "agent-container doctor"
     where = f" at {progress.step}" if progress.step else ""
-    line = shlex.join(["DOCKER_BUILDKIT=1", *argv]).replace("DOCKER_BUILDKIT=1", "DOCKER_BUILDKIT=1", 1)
+    line = "DOCKER_BUILDKIT=1 " + shlex.join(argv)
     return EngineError(f"building the {plan.name} failed{where}", details=(line, *progress.tail), hint=hint)
 
 

@@ -119,7 +119,7 @@ def test_progress_names_each_step_once_and_keeps_the_failed_ones_output() -> Non
     for line in BUILD.splitlines(keepends=True):
         progress.take(line)
     assert said == [
-        'agent image: tools 2/2: RUN ["/bin/sh", "-c", "a < b"]',
+        "agent image: tools 2/2: RUN a < b",
         "agent image: packages 1/1: RUN true",
     ]
     assert progress.step.startswith("tools 2/2")
