@@ -127,7 +127,7 @@ def check_mount_source(
             f"{path} is neither a file nor a directory: a socket, a FIFO or a device reaches beyond the sandbox"
         )
     if stat.S_ISDIR(mode):
-        for number, entry in enumerate(entries(real)):
+        for number, entry in enumerate(entries(real, into_git=True)):
             if number >= max_entries:
                 raise UsageError(f"{path} holds more than {max_entries} files; mount a part of it")
             if is_special(entry):

@@ -175,8 +175,7 @@ def _real(base: Path, pointer: str) -> Path:
 
 
 def _walk(root: Path, *, max_entries: int) -> tuple[list[Path], list[Nested]]:
-    """Special files outside `.git`, and every `.git` below the root. Other file systems below are not visible to
-    binds."""
+    """Special files outside `.git`, and every `.git` below the root."""
     special: list[Path] = []
     nested: list[Nested] = []
     for number, entry in enumerate(entries(root, skip=root / ".git")):
@@ -195,10 +194,12 @@ def _walk(root: Path, *, max_entries: int) -> tuple[list[Path], list[Nested]]:
     return special, sorted(nested, key=lambda one: one.path)
 
 
-def entries(root: Path, *, skip: Path | None = None) -> Iterator[os.DirEntry[str]]:
-    """Every entry below a directory on its own file system, without following a link; what cannot be read is passed
-    over."""
-    device = root.stat().st_dev
+def entries(root: Path, *, skip: Path | None = None, into_git: bool = False) -> Iterator[os.DirEntry[str]]:
+    """Every entry below a directory, without following a link; what cannot be read is passed over.
+
+    Other file systems mounted below are entered: not every Compose makes binds that leave them out. A `.git` is entered
+    only with `into_git`: a workspace has it masked, other mounts do not.
+    """
     stack = [str(root)]
     while stack:
         try:
@@ -209,9 +210,7 @@ def entries(root: Path, *, skip: Path | None = None) -> Iterator[os.DirEntry[str
             if skip is not None and entry.path == str(skip):
                 continue
             yield entry
-            # A `.git` below is listed and not entered: thousands of object files, none of them for the agent.
-            inner = entry.is_dir(follow_symlinks=False) and entry.name != ".git"
-            if inner and entry.stat(follow_symlinks=False).st_dev == device:
+            if entry.is_dir(follow_symlinks=False) and (into_git or entry.name != ".git"):
                 stack.append(entry.path)
 
 

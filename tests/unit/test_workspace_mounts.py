@@ -83,6 +83,13 @@ def make_socket(path: Path) -> None:
         server.bind(str(path))
 
 
+def test_a_socket_in_a_git_directory_counts_too(host: HostPaths) -> None:
+    (host.home / "work/project/.git").mkdir()
+    make_socket(host.home / "work/project/.git/fsmonitor--daemon.ipc")
+    with pytest.raises(UsageError, match="holds .git/fsmonitor--daemon.ipc"):
+        check_mount_source(host.home / "work/project", host=host)
+
+
 @pytest.mark.parametrize("make", [make_fifo, make_socket])
 def test_sockets_and_fifos_are_refused_alone_and_in_a_tree(host: HostPaths, make: object) -> None:
     special = host.home / "work/x/deep/special"
