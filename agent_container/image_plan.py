@@ -29,6 +29,7 @@ SETUP_UID = 64110
 
 _CA_SECRET = "--mount=type=secret,id=ca,target=/run/secrets/ca.pem,mode=0444"  # noqa: S105 - a mount, no password
 _NETWORK_FILES = "--mount=type=bind,source=steps/net,target=/agent-build"
+_NPM_FILES = "--mount=type=bind,source=steps/npm,target=/agent-npm"
 _LAST_FILES = "--mount=type=bind,source=steps/last,target=/agent-build"
 _WITH_CA = ("/bin/sh", "/agent-build/with-ca")
 
@@ -190,8 +191,8 @@ def _tools_stage(base: str) -> list[str]:
 def _install_stage(install: AgentInstall) -> list[str]:
     if install.kind == "none":
         return []
-    command = _exec((*_WITH_CA, "/bin/sh", "/agent-build/npm", install.package, install.version, install.program))
-    return ["FROM tools AS agent-program", _apt(("npm",)), f"RUN {_CA_SECRET} {_NETWORK_FILES} {command}", ""]
+    command = _exec((*_WITH_CA, "/bin/sh", "/agent-npm/install", install.package, install.version, install.program))
+    return ["FROM tools AS agent-program", _apt(("npm",)), f"RUN {_CA_SECRET} {_NETWORK_FILES} {_NPM_FILES} {command}", ""]
 
 
 def _packages_stage(names: Sequence[str]) -> list[str]:
