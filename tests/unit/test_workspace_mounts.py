@@ -85,8 +85,8 @@ def make_socket(path: Path) -> None:
 
 def test_a_socket_in_a_git_directory_counts_too(host: HostPaths) -> None:
     (host.home / "work/project/.git").mkdir()
-    make_socket(host.home / "work/project/.git/fsmonitor--daemon.ipc")
-    with pytest.raises(UsageError, match="holds .git/fsmonitor--daemon.ipc"):
+    make_socket(host.home / "work/project/.git/ipc")
+    with pytest.raises(UsageError, match="holds .git/ipc"):
         check_mount_source(host.home / "work/project", host=host)
 
 
