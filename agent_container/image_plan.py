@@ -192,7 +192,8 @@ def _install_stage(install: AgentInstall) -> list[str]:
     if install.kind == "none":
         return []
     command = _exec((*_WITH_CA, "/bin/sh", "/agent-npm/install", install.package, install.version, install.program))
-    return ["FROM tools AS agent-program", _apt(("npm",)), f"RUN {_CA_SECRET} {_NETWORK_FILES} {_NPM_FILES} {command}", ""]
+    run = f"RUN {_CA_SECRET} {_NETWORK_FILES} {_NPM_FILES} {command}"
+    return ["FROM tools AS agent-program", _apt(("npm",)), run, ""]
 
 
 def _packages_stage(names: Sequence[str]) -> list[str]:
