@@ -63,18 +63,18 @@ class Decider:
     def _answer(self, peer: Peer, lines: list[bytes]) -> None:
         policy = self._policy_file.current()
         answers: list[bytes] = []
-        channels: list[str] = []
+        refusals: list[bytes] = []
         receipts: list[Fields] = []
         for line in lines:
             try:
                 channel, question = parse_question(line, headers=self._headers)
             except LineRefused as error:
                 answers.append(_refusal(error.channel, WORDS_GARBLED))
-                channels.append(error.channel)
+                refusals.append(answers[-1])
                 continue
             verdict = judge(policy, question, vault=self._vault, canary=self._canary)
             answers.append(answer(channel, allowed=verdict.allowed, notes=verdict.notes))
-            channels.append(channel)
+            refusals.append(_refusal(channel, WORDS_NO_RECEIPT, closes=question.closes))
             receipts.extend(verdict.receipts)
             self._count(verdict.receipts)
         if not receipts:
@@ -82,10 +82,7 @@ class Decider:
             return
 
         def written(problem: str) -> None:
-            if problem:
-                peer.send(b"".join(_refusal(channel, WORDS_NO_RECEIPT) for channel in channels))
-            else:
-                peer.send(b"".join(answers))
+            peer.send(b"".join(refusals if problem else answers))
 
         self._ledger.append(receipts, written)
 
@@ -130,8 +127,9 @@ class Decider:
         writer.close()
 
 
-def _refusal(channel: str, words: str) -> bytes:
-    return answer(channel, allowed=False, notes=(("message", words), ("action_", "deny")))
+def _refusal(channel: str, words: str, *, closes: bool = False) -> bytes:
+    notes = (("message", words), ("action_", "term" if closes else "deny"))
+    return answer(channel, allowed=False, notes=notes)
 
 
 def _secrets(value: object) -> list[Secret]:

@@ -16,8 +16,9 @@ from agent_egress import identity
 
 REFUSAL = (
     b' ERR message="agent-container: blocked: the policy process does not answer, and nothing passes without it. '
-    b'Its user can look with: agent-container status" action_=deny\n'
+    b'Its user can look with: agent-container status" action_='
 )
+TLS_PORTS = (b"443", b"8443")
 CHUNK = 256 * 1024
 TICK_MS = 100
 RETRY_S = 0.05
@@ -31,7 +32,7 @@ class Relay:
         self._stdin, self._stdout = stdin, stdout
         self._sock: socket.socket | None = None
         self._asked = self._answered = b""
-        self._pending: dict[bytes, float] = {}
+        self._pending: dict[bytes, tuple[float, bytes]] = {}
         self._next_try_s = 0.0
 
     def run(self) -> None:
@@ -72,9 +73,11 @@ class Relay:
             return
         until_s = time.monotonic() + self._deadline_s
         for line in whole.split(b"\n"):
-            channel = line.split(b" ", 1)[0]
-            if channel:
-                self._pending[channel] = until_s
+            words = line.split(b" ", 5)
+            if words[0]:
+                # A refused tunnel that does not begin with TLS is closed: its client would not read a 403 inside TLS.
+                closes = len(words) > 4 and words[2] == b"CONNECT" and words[4] not in TLS_PORTS
+                self._pending[words[0]] = (until_s, b"term" if closes else b"deny")
         if self._sock is None:
             self._connect(time.monotonic())
         if self._sock is None:
@@ -105,8 +108,8 @@ class Relay:
 
     def _enforce_deadline(self) -> None:
         # Oldest first: the dictionary keeps the order in which squid asked.
-        oldest_s = next(iter(self._pending.values()), None)
-        if oldest_s is not None and time.monotonic() >= oldest_s:
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is not None and time.monotonic() >= oldest[0]:
             self._drop()
 
     def _drop(self) -> None:
@@ -119,7 +122,7 @@ class Relay:
 
     def _deny_pending(self) -> None:
         pending, self._pending = self._pending, {}
-        self._write(b"".join(channel + REFUSAL for channel in pending))
+        self._write(b"".join(channel + REFUSAL + action + b"\n" for channel, (_, action) in pending.items()))
 
     def _write(self, data: bytes) -> None:
         while data:

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from agent_egress.identity import LOOPBACK4, LOOPBACK6
 from agent_egress.names import NameRefused, canonical_host
+from agent_egress.policy import TLS_PORTS
 
 FIXED_FORMAT = "%master_xaction %>rm %>rd %>rP %ssl::>sni %note{clt_conn_tag} %>la %>rp %>rs %>p"
 _WORD = re.compile(r"[A-Za-z0-9._:/-]+", re.ASCII)
@@ -75,6 +76,11 @@ class Question:
     def intercepted(self) -> bool:
         """Whether the client dialled the address itself (nft redirected it), and did not ask the proxy."""
         return self.local_address not in {LOOPBACK4, LOOPBACK6, "[::1]", ""}
+
+    @property
+    def closes(self) -> bool:
+        """Whether a refusal ends the connection: TLS clients read a 403 inside TLS, ssh would wait for ever."""
+        return self.method == "CONNECT" and self.port not in TLS_PORTS
 
 
 def _field(raw: str) -> str:

@@ -12,7 +12,6 @@ from agent_egress.identity import CANARY_HOST, CANARY_PORT
 from agent_egress.names import NameRefused, canonical_host
 from agent_egress.paths import split_query
 from agent_egress.policy import (
-    TLS_PORTS,
     Decision,
     Policy,
     decide_address,
@@ -77,8 +76,10 @@ def _judge_connect(policy: Policy, question: Question, vault: Vault) -> Verdict:
         return _refuse(policy, question, decision)
     host = canonical_host(question.host)
     tunnel = question.tunnel
-    # 1: a CONNECT inside a tunnel, or a hello that names another host than the CONNECT did.
-    if tunnel is not None and (not same_host(tunnel.host, host) or tunnel.port != question.port):
+    # 1: a CONNECT inside a tunnel, or a hello that names another host than the CONNECT did. A bumped tunnel's own
+    # CONNECT is asked about once; spliced ones again with the hello.
+    nested = tunnel is not None and decision.action == "bump"
+    if tunnel is not None and (nested or not same_host(tunnel.host, host) or tunnel.port != question.port):
         return _refuse(policy, question, _no("another host than the tunnel's", decision), why="tunnel")
     if question.sni and not same_host(question.sni, host):
         return _refuse(policy, question, _no("the TLS hello names another host", decision), why="sni")
@@ -93,6 +94,8 @@ def _judge_connect(policy: Policy, question: Question, vault: Vault) -> Verdict:
 def _judge_hello(policy: Policy, question: Question) -> Verdict:
     """Intercepted TLS: first only the address is known, then the SNI decides."""
     dialled = question.local_address.strip("[]")
+    if question.host.strip("[]") != dialled and not same_host(question.host, question.sni):
+        return _refuse(policy, question, _no("a CONNECT inside a tunnel"), why="tunnel")
     if not question.sni:
         decision = decide_name(policy, dialled, question.port)
         if decision.allowed:
@@ -108,7 +111,13 @@ def _judge_hello(policy: Policy, question: Question) -> Verdict:
     resolved = decide_address(policy, question.sni, dialled, question.port)
     if not resolved.allowed:
         return _refuse(policy, named, resolved, why="address")
-    return _allow(policy, named, decision, host=canonical_host(question.sni), via="intercepted", address=dialled)
+    host = canonical_host(question.sni)
+    again = question.tunnel == Tunnel(host, question.port)
+    if again and decision.action == "bump" and question.host.strip("[]") != dialled:
+        return _refuse(policy, named, _no("a CONNECT inside a tunnel", decision), why="tunnel")
+    verdict = _allow(policy, named, decision, host=host, via="intercepted", address=dialled)
+    # squid asks twice about one hello; the first answer tagged the connection.
+    return replace(verdict, receipts=()) if again else verdict
 
 
 def _judge_request(policy: Policy, question: Question, vault: Vault) -> Verdict:
@@ -192,11 +201,9 @@ def _refuse(
     if swap is not None and swap.tripwire:
         where = {"credential": swap.credential, "where": swap.tripwire, "host": host, "port": question.port}
         receipts.append({"kind": "tripwire", **where, "client": question.client_port})
-    # 6: TLS clients read a 403 inside TLS; ssh and the like would wait for ever in front of it.
-    closes = question.method == "CONNECT" and question.port not in TLS_PORTS
     notes = (
         ("message", refusal_words(decision, host, question.port)),
-        ("action_", "term" if closes else "deny"),
+        ("action_", "term" if question.closes else "deny"),
         ("rule_", cut_text(decision.rule, 120)),
     )
     return Verdict(False, notes, tuple(receipts))

@@ -159,7 +159,7 @@ ALLOWED = {
     ),
     "without the decoy nothing is injected": (line(), ["OK", "action_=bump"]),
     "intercepted TLS may be peeked at": (
-        line("CONNECT", "203.0.113.200", 8443, local="198.51.100.9"),
+        line("CONNECT", "198.51.100.9", local="198.51.100.9"),
         ["OK", "action_=peek"],
     ),
     "intercepted TLS with an allowed SNI": (
@@ -224,6 +224,26 @@ REFUSED = {
     "another port inside the tunnel": (line(port=80, tag="api.test/443/tls"), "another host", ""),
     "a garbled tag": (line(tag="api.test"), "another host", ""),
     "a CONNECT inside a tunnel to elsewhere": (line("CONNECT", "ok.test", tag="api.test/443/tls"), "another host", ""),
+    "a CONNECT inside a tunnel to the same host": (
+        line("CONNECT", "api.test", tag="api.test/443/tls"),
+        "another host",
+        "",
+    ),
+    "a CONNECT to a name inside intercepted TLS": (
+        line("CONNECT", "ok.test", sni="api.test", tag="api.test/443/tls", local="198.51.100.9"),
+        "inside a tunnel",
+        "",
+    ),
+    "a CONNECT to an address inside intercepted TLS": (
+        line("CONNECT", "203.0.113.7", sni="api.test", tag="api.test/443/tls", local="198.51.100.9"),
+        "inside a tunnel",
+        "",
+    ),
+    "a CONNECT to the same host inside intercepted TLS": (
+        line("CONNECT", "api.test", sni="api.test", tag="api.test/443/tls", local="198.51.100.9"),
+        "inside a tunnel",
+        "",
+    ),
     "https without a CONNECT": (line("GET", "api.test", tag="-"), "only inside a CONNECT", ""),
     "https without a CONNECT to a host without a credential": (line("GET", "ok.test", tag="-"), "only inside", ""),
     "plain http to a credentialed host": (line(port=80, scheme="http", authorization=BEARER), "only port 443", ""),
@@ -361,6 +381,14 @@ def test_asking_again_with_the_hello_adds_no_receipt(running: Sidecar, squid: An
     squid.ask(line("CONNECT", "ok.test", client=42000))
     squid.ask(line("CONNECT", "ok.test", sni="ok.test", tag="ok.test/443/tls", client=42000))
     assert [receipt["client"] for receipt in running.receipts("decision")].count("42000") == 1
+
+
+def test_asking_twice_about_an_intercepted_hello_adds_one_receipt(running: Sidecar, squid: Answers) -> None:
+    hello = ("CONNECT", "198.51.100.9")
+    squid.ask(line(*hello, sni="ok.test", local="198.51.100.9", client=43000))
+    again = squid.ask(line(*hello, sni="ok.test", tag="ok.test/443/tls", local="198.51.100.9", client=43000))
+    assert again.startswith("0 OK action_=splice")
+    assert [receipt["client"] for receipt in running.receipts("decision")].count("43000") == 1
 
 
 def test_a_batch_is_answered_line_by_line(running: Sidecar, squid: Answers) -> None:

@@ -91,6 +91,9 @@ def test_without_a_policy_process_everything_is_refused_and_the_relay_stays(side
         squid.ask(b"%d a\n" % number)
         answer = squid.answer()
         assert answer.startswith(b"%d ERR message=" % number) and b"action_=deny" in answer
+    squid.ask(b"7 x CONNECT git.test 22 -\n8 x CONNECT ok.test 443 -\n")
+    assert squid.answer().endswith(b"action_=term\n"), "ssh would wait for ever in front of a 403 inside TLS"
+    assert squid.answer().endswith(b"action_=deny\n")
     assert sidecar.processes["relay"].poll() is None
 
 
