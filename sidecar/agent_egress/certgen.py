@@ -20,6 +20,9 @@ CLOCK_SKEW = datetime.timedelta(hours=1)
 MAX_BODY = 65536
 END = b"\x01"
 CONFIG = "[req]\ndistinguished_name = none\n[none]\n"
+MAX_NAMES = 200
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
+_NAME = re.compile(r"DNS:(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})|IP:[0-9A-Fa-f.:]{2,45}", re.ASCII)
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,252})", re.ASCII)
 
 
@@ -48,7 +51,7 @@ def read_request(stream: BinaryIO) -> bytes | None:
 
 
 def alternative_name(body: bytes) -> str:
-    """The subjectAltName for the host that a message names.
+    """The subjectAltName for a message: the host that it names, or those of the server's certificate that it holds.
 
     Raises:
         RequestRefused: unless squid would sign it as trusted: a server that did not verify must not look right.
@@ -56,6 +59,9 @@ def alternative_name(body: bytes) -> str:
     fields = dict(line.partition(b"=")[::2] for line in body.split(b"-----BEGIN", 1)[0].split(b"\n") if b"=" in line)
     if fields.get(b"Sign", b"signTrusted") != b"signTrusted":
         raise RequestRefused("only trusted leaves are made")
+    if body.count(_BEGIN) > 1:
+        # The agent dialled the address itself: squid has met the server first, and hands its certificate over.
+        return server_names(_BEGIN + body.rsplit(_BEGIN, 1)[1])
     host = fields.get(b"host", b"").decode("ascii", "replace").strip("[]")
     try:
         return f"IP:{ipaddress.ip_address(host)}"
@@ -63,6 +69,22 @@ def alternative_name(body: bytes) -> str:
         if not _HOST.fullmatch(host):
             raise RequestRefused("not a host name") from None
         return f"DNS:{host}"
+
+
+def server_names(certificate: bytes) -> str:
+    """The names of a server's certificate (PEM), as a subjectAltName. Raises: RequestRefused."""
+    done = subprocess.run(
+        ["/usr/bin/openssl", "x509", "-noout", "-ext", "subjectAltName"],
+        input=certificate, capture_output=True, check=False, timeout=10,
+    )  # fmt: skip
+    words = [
+        word.strip() for line in done.stdout.decode("ascii", "replace").splitlines()[1:] for word in line.split(",")
+    ]
+    names = [word.replace("IP Address:", "IP:") for word in words]
+    kept = [name for name in names if _NAME.fullmatch(name)][:MAX_NAMES]
+    if not kept:
+        raise RequestRefused("the server's certificate has no names")
+    return ",".join(kept)
 
 
 class Leaves:
