@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from agent_container.agents import AgentProfile
+from agent_container.agents.profile import Channel
 from agent_container.engine.protocol import Engine
 from agent_container.errors import EngineError
 from agent_container.events import AgentResult, Event
-from agent_container.frames import MAX_AGENT_LINE_BYTES, Frame, LineSplitter
+from agent_container.frames import MAX_AGENT_LINE_BYTES, Frame, Line, LineSplitter
 from agent_container.records import Outcome
 from agent_container.sandbox.runner import Received, RunnerClient
 
@@ -83,8 +84,16 @@ class _Progress:
         self.next_seq = max(self.next_seq, frame.seq + 1)
         self.last_output = time.monotonic()
         stdout = frame.channel == "stdout"
-        for line in (self._out if stdout else self._err).feed(frame.data):
-            for event in self._parser.parse(line, channel="stdout" if stdout else "stderr"):
+        self._parse((self._out if stdout else self._err).feed(frame.data), "stdout" if stdout else "stderr")
+
+    def finish(self) -> None:
+        """Passes on what stands after the last line end: an agent's result may be there."""
+        self._parse(self._out.finish(), "stdout")
+        self._parse(self._err.finish(), "stderr")
+
+    def _parse(self, lines: Iterable[Line], channel: Channel) -> None:
+        for line in lines:
+            for event in self._parser.parse(line, channel=channel):
                 if isinstance(event, AgentResult):
                     self.result, self.result_at = event, time.monotonic()
                 self._on_event(event)
@@ -129,6 +138,7 @@ def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
     if frame.channel != "exit":
         progress.take(frame)
         return
+    progress.finish()
     raise _Ended(progress.asked_to_stop or end_of(frame, watch.profile, progress.result))
 
 
