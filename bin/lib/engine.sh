@@ -64,13 +64,13 @@ explain_engine() {
     esac
 }
 
-# The address of the archive that this machine's apt takes its own release from, and with a suffix (-security) that of the
-# suite so named: apt itself is asked, so one-line and deb822 sources, options and snippets all count.
+# The address of the archive that this machine's apt takes its own release from. apt itself is asked, so one-line and deb822
+# sources, options and snippets all count.
 debian_mirror() {
     local codename
     codename=$(os_release VERSION_CODENAME)
     apt-get indextargets --format '$(RELEASE) $(CODENAME) $(COMPONENT) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |
-        awk -v want="$codename${1:-}" '($1 == want || $2 == want) && $3 == "main" { print $4; exit }'
+        awk -v want="$codename" '($1 == want || $2 == want) && $3 == "main" { print $4; exit }'
 }
 
 # Packages that apt would have to add; starting services is left to start_dockerd, also where apt thinks that it could.
