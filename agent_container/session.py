@@ -113,6 +113,10 @@ class SessionState(BaseModel):
     previous: str | None = None
     """The session that this one continues, when a sidecar was replaced."""
     outcome: str | None = None
+    """How the turn ended as its driver saw it, kept for whoever finishes the session in its place."""
+    reason: str | None = None
+    recorded: bool = False
+    """The record is published and holds all that could be read: what is left is to remove."""
     turn_started: AwareDatetime | None = None
     """When the agent's process was asked for, by the host's clock."""
     notes: tuple[str, ...] = ()

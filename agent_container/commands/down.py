@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_container.commands.context import Context
+from agent_container.commands.leftovers import known_projects, remove_unknown, sweep_closed
 from agent_container.commands.recovery import reap_orphans
 from agent_container.commands.standing import close_standing
 from agent_container.errors import AgentContainerError, UsageError
@@ -27,31 +28,58 @@ class WorkWouldBeLost(AgentContainerError):
     """A volume that was to be removed holds work which is nowhere else."""
 
 
+class Unfinished(AgentContainerError):
+    """Something could not be drained, and so was not removed."""
+
+
 def take_down(
     ctx: Context, *, volumes: bool, force: bool, project: str | None, all_projects: bool, orphans: bool
 ) -> DownResult:
-    """Takes standing environments down, and with `orphans` the runs that nobody drives; harmless when none is up."""
+    """Takes standing environments down, and with `orphans` the runs that nobody drives and what the engine has of
+    sessions that the store has lost; harmless when none is up. Raises Unfinished once all else is done."""
     states = _chosen(ctx, project=project, all_projects=all_projects)
     ids = sorted({state.project_id for state in states})
     if not all_projects and project is None:
         ids = [find_project(ctx.directory, ctx.spec_path).id]
     done: list[str] = []
     lines: list[str] = []
+    unfinished: list[str] = []
     for project_id in ids:
         with ctx.store.project_lock(project_id, doing="down", wait_s=LOCK_WAIT_S):
-            closed = reap_orphans(ctx, project_id, stop_live=orphans)
-            done += [one.record.host.run for one in closed]
-            lines += [f"finished run {one.record.host.run}: {one.record.host.outcome}" for one in closed]
+            reaped = reap_orphans(ctx, project_id, stop_live=orphans)
+            unfinished += reaped.unfinished
+            done += [one.record.host.run for one in reaped.closed]
+            lines += [f"finished run {one.record.host.run}: {one.record.host.outcome}" for one in reaped.closed]
             for state in ctx.store.sessions.list(project_id):
                 if state.kind != "up":
                     continue
                 taken = close_standing(ctx, state, reason="taken down")
+                if not taken.removed:
+                    unfinished.append(f"environment {state.id}: its record could not be read in full")
+                    continue
                 done.append(state.id)
                 lines.append(f"took down {state.project_name or state.project_id}; its record is {state.id}")
                 lines += [f"not in the record: {what}" for what in taken.left_behind]
             if volumes:
                 lines += _remove_volumes(ctx, project_id, force=force)
+    if all_projects:
+        sweep_closed(ctx, None)
+    if orphans:
+        lines += _remove_unknown(ctx, set(ids) | (known_projects(ctx) if all_projects else set()), told=all_projects)
+    if unfinished:
+        raise Unfinished(
+            "not everything could be taken down; what is left is as it was",
+            details=[*lines, *unfinished],
+            hint="agent-container down again, once the reason is gone",
+        )
     return DownResult(sessions=tuple(done), lines=tuple(lines) or ("nothing was up",))
+
+
+def _remove_unknown(ctx: Context, projects: set[str], *, told: bool) -> list[str]:
+    """What the engine has and the store does not know; `told`: what is left is named too."""
+    gone, kept = remove_unknown(ctx, projects=projects)
+    lines = [f"removed what was left of a session that the store does not know; {found}" for found in gone]
+    return lines + ([f"left alone, since {found.kept_because}; {found}" for found in kept] if told else [])
 
 
 def _remove_volumes(ctx: Context, project_id: str, *, force: bool) -> list[str]:

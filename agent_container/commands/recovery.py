@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from agent_container.agents import PROFILES, AgentProfile
 from agent_container.agents.own import own_profile
 from agent_container.commands.context import Context
+from agent_container.commands.leftovers import sweep_closed
 from agent_container.engine.protocol import Engine
-from agent_container.errors import EngineError, Locked
+from agent_container.errors import AgentContainerError, EngineError, Locked
 from agent_container.records import Outcome
 from agent_container.sandbox.closing import Closed, close_run
 from agent_container.sandbox.recording import Closing
@@ -15,9 +18,22 @@ from agent_container.sandbox.turn import TurnEnd, timed_out
 from agent_container.session import Phase, SessionState
 
 
-def reap_orphans(ctx: Context, project_id: str | None, *, stop_live: bool = False) -> tuple[Closed, ...]:
-    """Closes every run without a driver that has ended; one that still works is named and left, or stopped if asked."""
-    closed = []
+@dataclass(frozen=True)
+class Reaped:
+    """What became of the runs that nobody drove."""
+
+    closed: tuple[Closed, ...]
+    unfinished: tuple[str, ...]
+    """Runs that could not be finished, each with the reason."""
+
+
+def reap_orphans(ctx: Context, project_id: str | None, *, stop_live: bool = False) -> Reaped:
+    """Closes every run without a driver that has ended; one that still works is named and left, or stopped if asked.
+
+    One that cannot be finished is named too, and holds up nothing else.
+    """
+    closed, unfinished = [], []
+    ctx.store.sessions.sweep()
     for state in ctx.store.sessions.orphans(project_id):
         try:
             with ctx.store.sessions.lock(state.id, doing="finishing a run that was left behind", wait_s=0):
@@ -27,9 +43,15 @@ def reap_orphans(ctx: Context, project_id: str | None, *, stop_live: bool = Fals
                 result = finish_orphan(ctx, fresh, stop_live=stop_live)
         except Locked:
             continue  # another process was first
+        except AgentContainerError as error:
+            words = "; ".join([error.message, *error.details[:3]])
+            unfinished.append(f"run {state.id}: {words}")
+            ctx.report(f"Could not finish run {state.id}, which was left behind: {words}")
+            continue
         if result is not None:
             closed.append(result)
-    return tuple(closed)
+    sweep_closed(ctx, project_id)
+    return Reaped(tuple(closed), tuple(unfinished))
 
 
 def finish_orphan(ctx: Context, state: SessionState, *, stop_live: bool) -> Closed | None:
@@ -38,7 +60,7 @@ def finish_orphan(ctx: Context, state: SessionState, *, stop_live: bool) -> Clos
     if state.phase in (Phase.CREATED, Phase.OPENED):
         words = "the process that started it was gone before the agent did"
         end = TurnEnd(Outcome.NEVER_STARTED, words)
-    elif state.phase is Phase.RUNNING and _works(ctx.engine, state):
+    elif state.phase is Phase.RUNNING and still_works(ctx.engine, state):
         age = (ctx.now() - state.created).total_seconds()
         limit = state.limits.time_s
         if stop_live:
@@ -61,7 +83,7 @@ def profile_named(name: str) -> AgentProfile:
     return PROFILES.get(name) or own_profile(command=("unknown",), environment=(), hosts=())
 
 
-def _works(engine: Engine, state: SessionState) -> bool:
+def still_works(engine: Engine, state: SessionState) -> bool:
     """Whether the agent's container runs and its runner still has the turn."""
     agent = state.container("agent")
     found = engine.inspect(agent) if agent is not None else None

@@ -11,6 +11,7 @@ from agent_container.commands.resolve import Resolved, approve, resolve
 from agent_container.commands.stacking import comparable
 from agent_container.commands.standing import close_standing, examine, standing
 from agent_container.commands.starting import Start, plan_for, start_session
+from agent_container.errors import EngineError
 from agent_container.ids import new_id
 from agent_container.session import Phase, SessionState
 
@@ -47,7 +48,11 @@ def _converge(ctx: Context, resolved: Resolved, images: Images, *, recreate: boo
         changes = health.amiss + _differences(ctx, resolved, images, before)
         if health.running and not changes and not recreate:
             return UpResult(before.id, changed=False, changes=(), summary=NOTHING_TO_DO)
-        close_standing(ctx, before, reason="replaced by a newer environment")
+        if not close_standing(ctx, before, reason="replaced by a newer environment").removed:
+            raise EngineError(  # Compose would replace its containers, and with them what has not been read
+                f"the record of environment {before.id} could not be read in full, so it stays",
+                hint="the same command again; if it is damaged for good, the second time lets it go",
+            )
     session = new_id(ctx.now(), ctx.entropy(3))
     start = Start(resolved=resolved, images=images, session=session, kind="up", previous=before.id if before else None)
     try:

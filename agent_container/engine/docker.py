@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent_container.engine.connection import Connection
 from agent_container.engine.frames import STDOUT, HijackRefused, SocketChannel, hijack, read_frames
-from agent_container.engine.protocol import ContainerState, Created, ExecResult, Once
+from agent_container.engine.labelled import die_with_parent, find_labelled
+from agent_container.engine.protocol import ContainerState, Created, ExecResult, Labelled, Once
 from agent_container.errors import EngineError
 from agent_container.stack import LABEL, Mount, Stack
 
@@ -205,20 +206,27 @@ class DockerEngine:
 
     def remove_session(self, session: str, *, volumes: Sequence[str]) -> None:
         """Agent first, so that it never runs in an orphaned namespace; then the sidecar, networks, volumes."""
+        self.remove_labelled([found for found in self.labelled(session) if found.kind != "volume"])
+        self.remove_volumes(volumes)
+
+    def labelled(self, session: str | None = None) -> list[Labelled]:
+        """Everything that carries a session's label, or that of one session."""
+        with _engine_errors("list what carries our labels"):
+            return find_labelled(self._api, session)
+
+    def remove_labelled(self, objects: Sequence[Labelled]) -> None:
+        """Agents before sidecars, containers before networks and volumes."""
         import docker.errors
 
-        label = f"{LABEL}.session={session}"
-        with _engine_errors(f"remove what belongs to {session}"):
-            rows = self._api.containers(all=True, filters={"label": [label]})
-            rows.sort(key=lambda row: row["Labels"].get(f"{LABEL}.role") == "egress")
-            for row in rows:
-                self._remove(str(row["Id"]))
-            for network in self._api.networks(filters={"label": [label]}):
-                with contextlib.suppress(docker.errors.NotFound):
-                    self._api.remove_network(network["Id"])
-            for name in volumes:
-                with contextlib.suppress(docker.errors.NotFound):
-                    self._api.remove_volume(name)
+        order = ("container", "network", "volume")
+        for found in sorted(objects, key=lambda row: (order.index(row.kind), row.role == "egress")):
+            with contextlib.suppress(docker.errors.NotFound), _engine_errors(f"remove {found}"):
+                if found.kind == "container":
+                    self._remove(found.id)
+                elif found.kind == "network":
+                    self._api.remove_network(found.id)
+                else:
+                    self._api.remove_volume(found.id)
 
     def remove_volumes(self, names: Sequence[str]) -> list[str]:
         """Removes volumes; the names of those that were there."""
@@ -280,6 +288,7 @@ class DockerEngine:
                 capture_output=True,
                 timeout=timeout_s,
                 check=False,
+                preexec_fn=die_with_parent(),
             )
         except FileNotFoundError:
             raise EngineError("the `docker` command is not installed", hint="install Docker's command line") from None

@@ -46,6 +46,24 @@ class Created:
 
 
 @dataclass(frozen=True)
+class Labelled:
+    """Something of the engine's that carries our labels: a candidate, since an image can forge them."""
+
+    kind: Literal["container", "network", "volume"]
+    id: str
+    name: str
+    session: str
+    project: str
+    role: str
+    running: bool = False
+    binds: tuple[str, ...] = ()
+    """Host paths of a container's binds: these cannot be forged."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True)
 class Once:
     """One program in a throw-away container: no network, no capabilities, root filesystem read-only."""
 
@@ -117,6 +135,12 @@ class Engine(Protocol):
 
     def remove_session(self, session: str, *, volumes: Sequence[str]) -> None:
         """Removes containers and networks of one session, and the named volumes given. Harmless when repeated."""
+
+    def labelled(self) -> list[Labelled]:
+        """Everything that carries a session's label: containers, then networks, then volumes."""
+
+    def remove_labelled(self, objects: Sequence[Labelled]) -> None:
+        """Removes what `labelled` found, in an order that works. Harmless when it is gone."""
 
     def remove_volumes(self, names: Sequence[str]) -> list[str]:
         """Removes volumes; the names of those that were there."""

@@ -25,7 +25,7 @@ from agent_container.drain import (
 )
 from agent_container.egress_summary import summarise
 from agent_container.engine.protocol import Engine, Report
-from agent_container.errors import AgentContainerError, EngineError, StoreError
+from agent_container.errors import AgentContainerError, EngineError, StoreError, Unverifiable
 from agent_container.events import encode_event, numbered
 from agent_container.frames import split_lines
 from agent_container.manifest import Chain
@@ -56,6 +56,8 @@ class Closed:
     place: RunPlace
     left_behind: tuple[str, ...] = ()
     """Work that was in the workspace and is not in the bundle, in words."""
+    removed: bool = True
+    """False when the engine could not read everything: what it has stays for another try."""
 
 
 def stop_and_seal(engine: Engine, state: SessionState, *, outcome: str) -> tuple[str, ...]:
@@ -84,10 +86,17 @@ def stop_and_seal(engine: Engine, state: SessionState, *, outcome: str) -> tuple
 def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report) -> Closed:
     """Ends a run's session and publishes its record, then removes what Docker has of it. Harmless to repeat."""
     state = closing.state
-    if PHASES.index(state.phase) < PHASES.index(Phase.DRAINING):
-        state = store.sessions.save(state.updated(phase=Phase.DRAINING, outcome=_outcome_word(closing)))
-    notes = closing.notes + stop_and_seal(engine, state, outcome=_outcome_word(closing))
     place = store.runs.place(state.project_id, state.id)
+    published = (place.path / RECORD).is_file()
+    if published and (state.recorded or (state.containers and _nothing_left(engine, state))):
+        # Only the removal was cut short. Reading again would find less than the record holds.
+        remove(engine, store, state)
+        return Closed(record=_stored(place), place=place)
+    if PHASES.index(state.phase) < PHASES.index(Phase.DRAINING):
+        reason = closing.end.reason if closing.end is not None else None
+        state = state.updated(phase=Phase.DRAINING, outcome=_outcome_word(closing), reason=reason)
+        store.sessions.save(state)
+    notes = closing.notes + stop_and_seal(engine, state, outcome=_outcome_word(closing))
     with contextlib.ExitStack() as stack:
         staged = stack.enter_context(store.runs.staging(place))
         work, work_notes = _collect(engine, store, state, staged)
@@ -121,16 +130,29 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         )
     _advance_checkpoint(store, state, chain)
     report("Drained the record")
-    if drained.complete or not final.fresh:
+    done = drained.complete or not final.fresh or _nothing_left(engine, state)
+    if done:
+        state = store.sessions.save(state.updated(recorded=True))
         remove(engine, store, state)
-    stored = parse_record((place.path / RECORD).read_bytes(), origin=str(place.path / RECORD))
-    return Closed(record=stored, place=place, left_behind=work.left_behind if work else ())
+    left = work.left_behind if work else ()
+    return Closed(record=_stored(place), place=place, left_behind=left, removed=done)
 
 
 def remove(engine: Engine, store: Store, state: SessionState) -> None:
     """Removes containers, networks and the session's own volumes, then closes it. Only after its record is on disk."""
     engine.remove_session(state.id, volumes=state.volumes)
+    # A killed process leaves a copy of the project there, on its way into a volume.
+    store.writer.remove_tree(_streams(store, state))
     store.sessions.close(state.id, outcome=state.outcome)
+
+
+def _stored(place: RunPlace) -> RunRecord:
+    return parse_record((place.path / RECORD).read_bytes(), origin=str(place.path / RECORD))
+
+
+def _nothing_left(engine: Engine, state: SessionState) -> bool:
+    """Whether both containers are gone, so that no other try could read more."""
+    return all(engine.inspect(container) is None for _, container in state.containers)
 
 
 def _outcome_word(closing: Closing) -> str:
@@ -204,10 +226,13 @@ def _touched(store: Store, state: SessionState) -> tuple[str, ...]:
 
 def throwaway(engine: Engine, store: Store, state: SessionState, *, image: str) -> Throwaway:
     """How this session's throw-away containers run."""
-    directory = store.sessions.rendered_dir(state.id).parent / "streams"
-    store.writer.make_dir(directory)
+    directory = store.writer.make_dir(_streams(store, state))
     labels = ((f"{LABEL}.session", state.id), (f"{LABEL}.project", state.project_id), (f"{LABEL}.role", "throwaway"))
     return Throwaway(run_once=engine.run_once, image=image, labels=labels, directory=directory)
+
+
+def _streams(store: Store, state: SessionState) -> Path:
+    return store.sessions.rendered_dir(state.id).parent / "streams"
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -226,7 +251,13 @@ def _digest_of(path: Path) -> str | None:
 def _check_chain(store: Store, state: SessionState, staged: Path) -> ChainReport:
     known = store.checkpoints.load(state.id)
     checkpoint = Checkpoint(known.length, known.head) if known else None
-    return verify_chain(_receipt_lines(staged), key=store.sessions.load_chain_key(state.id), checkpoint=checkpoint)
+    try:
+        key = store.sessions.load_chain_key(state.id)
+    except Unverifiable:
+        # Killed before the key was sealed, or the key that sealed it is lost. No chain is written with zeros: it reads
+        # as one of another key, which is the truth, and the record comes out all the same.
+        key = bytes(32)
+    return verify_chain(_receipt_lines(staged), key=key, checkpoint=checkpoint)
 
 
 def _advance_checkpoint(store: Store, state: SessionState, chain: ChainReport) -> None:

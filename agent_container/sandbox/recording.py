@@ -12,6 +12,7 @@ from agent_container.drain import DrainReport
 from agent_container.egress_summary import egress_events
 from agent_container.events import Event, RunFinished, RunNote, RunStarted, parse_event
 from agent_container.records import (
+    Basis,
     Check,
     Digests,
     Egress,
@@ -104,13 +105,16 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
 
 
 def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally) -> TurnEnd:
-    """How a turn ended whose driver is gone: by the spool's last frame, or lost."""
+    """How a turn ended whose driver is gone: as it judged while it could, else by the spool's last frame, or lost."""
+    judged = Outcome(state.outcome) if state.outcome in {str(outcome) for outcome in Outcome} else None
+    if judged is not None and basis_of(judged) is Basis.HOST:
+        return TurnEnd(judged, state.reason or "the process that drove the run was gone before it wrote why")
     if tally.exit is not None:
         end = end_of(tally.exit, profile, tally.result)
         note = "the process that drove the run was gone; its end is read from the spool"
         return TurnEnd(end.outcome, end.reason, end.exit_code, end.signal, (*end.notes, note))
-    if state.outcome in (str(Outcome.NEVER_STARTED), str(Outcome.INTERRUPTED)):
-        return TurnEnd(Outcome(state.outcome), "the process that drove the run was gone before it ended")
+    if judged is not None:
+        return TurnEnd(judged, state.reason or "the process that drove the run was gone before it wrote why")
     return TurnEnd(Outcome.LOST, "the process that drove the run was gone, and the spool does not say how it ended")
 
 

@@ -6,6 +6,7 @@ are evidence and lie in the data directory. A session whose lock nobody holds is
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,7 +16,7 @@ from agent_container.session import Phase, SessionState, parse_session
 from agent_container.store.locks import Holder, Locks
 from agent_container.store.paths import safe_name
 from agent_container.store.sealing import Sealer
-from agent_container.store.writer import TEMP_PREFIX, Writer, read_file
+from agent_container.store.writer import LEFTOVER_AGE_S, TEMP_PREFIX, Writer, read_file
 
 CHAIN_KEY_BYTES = 32
 TAKE_WAIT_S = 2.0
@@ -131,11 +132,25 @@ class Sessions:
         return directory
 
     def sweep(self) -> int:
-        """Removes leftovers of killed writers."""
+        """Removes leftovers of killed writers, and directories of sessions that were never written down."""
         tops = [self._state, self._data]
-        return sum(self._writer.sweep(top) for top in tops) + sum(
-            self._writer.sweep(top / name) for top in tops for name in _names(top)
+        return (
+            sum(self._writer.sweep(top) for top in tops)
+            + sum(self._writer.sweep(top / name) for top in tops for name in _names(top))
+            + sum(self._forget_unborn(name) for name in _names(self._state))
         )
+
+    def _forget_unborn(self, session_id: str) -> bool:
+        """A session whose process was killed before its first state. A young one may be about to be born."""
+        directory = self._state / session_id
+        try:
+            old = time.time() - directory.stat().st_mtime > LEFTOVER_AGE_S
+        except FileNotFoundError:
+            return False
+        if not old or self._state_file(session_id).exists() or self.owner(session_id) is not None:
+            return False
+        self._writer.remove_tree(directory)
+        return True
 
     def _stop_file(self, session_id: str) -> Path:
         return self._state / safe_name(session_id, what="session") / "stop"
