@@ -250,6 +250,7 @@ def run(
         return
     from agent_container.ui.views import show_event, show_summary
 
+    ui.outlive_readers()
     result = approved(
         lambda yes: run_task(
             CALL.context,

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from agent_container.commands.context import Context
 from agent_container.commands.imaging import make_images
-from agent_container.commands.recovery import reap_orphans
+from agent_container.commands.recovery import reap_orphans, still_works
 from agent_container.commands.resolve import Resolved, approve, resolve
 from agent_container.commands.starting import NeverStarted, Start, close_failed, start_session
 from agent_container.errors import AgentContainerError, EngineError, UsageError
@@ -109,7 +109,8 @@ def run_task(
         started_monotonic = time.monotonic()
         start = Start(resolved=resolved, images=images, session=session, kind="run", task=task, model=model)
         try:
-            opened = start_session(ctx, start)
+            with stop.raising():
+                opened = start_session(ctx, start)
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt) or stop.reason is not None
             close_failed(ctx, resolved, session, error=error, interrupted=interrupted)
@@ -166,7 +167,10 @@ def _turn(
     )
     try:
         with RunnerClient.connect(ctx.engine, agent) as runner:
-            ctx.store.sessions.save(state.updated(phase=Phase.RUNNING, turn_started=ctx.now()))
+            state = ctx.store.sessions.save(state.updated(phase=Phase.RUNNING, turn_started=ctx.now()))
+            interrupted = stop()
+            if interrupted is not None:
+                return TurnEnd(Outcome.INTERRUPTED, interrupted)
             runner.start_turn(
                 TurnRequest(
                     turn=session,
@@ -179,7 +183,8 @@ def _turn(
                 )
             )
     except EngineError as error:
-        return TurnEnd(Outcome.NEVER_STARTED, str(error))
+        if not still_works(ctx.engine, state):  # a busy machine may start it and answer too late
+            return TurnEnd(Outcome.NEVER_STARTED, str(error))
     ctx.report("Started the agent")
     return follow_turn(watch)
 
@@ -238,23 +243,36 @@ class _Stop:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self._raises = False
 
     def __call__(self) -> str | None:
         return self.reason
+
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """While nobody reads it, a signal ends what is being done there and then."""
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """The first signal asks, a second INT insists."""
+        del frame
+        insists = self.reason is not None and number == signal.SIGINT
+        self.reason = self.reason or f"interrupted by {signal.Signals(number).name}"
+        if self._raises or insists:
+            self._raises = False  # what is made is being closed now; that takes a second INT to end
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[_Stop]:
     """INT, TERM and HUP end the turn in order: the agent is stopped, the record written. A second INT is final."""
     stop = _Stop()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del frame
-        if stop.reason is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.reason = f"interrupted by {signal.Signals(number).name}"
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop.handle) for number in numbers}
     try:
         yield stop
     finally:

@@ -73,6 +73,8 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
     """Follows a run that is going on; drives it to its record where its driver is gone."""
     state = live_session(ctx, prefix)
     egress, agent = state.container("egress"), state.container("agent")
+    if state.phase is not Phase.RUNNING and ctx.store.sessions.owner(state.id) is None:
+        return _finish(ctx, state)  # there is nothing to follow, only to write down
     if state.phase is not Phase.RUNNING or egress is None or agent is None:
         raise NotRunning(f"run {state.id} is {state.phase}; there is nothing to follow yet", hint="agent-container ls")
     profile = profile_named(state.agent)
@@ -90,6 +92,8 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
     )
     try:
         with ctx.store.sessions.lock(state.id, doing="runs attach", wait_s=0):
+            if ctx.store.sessions.load(state.id).phase is Phase.CLOSED:
+                return load_record(ctx.store.runs.place(state.project_id, state.id))  # it ended just now
             end = follow_turn(watch)
             closing = Closing(state=ctx.store.sessions.load(state.id), end=end, profile=profile, ended=ctx.now())
             return close_run(ctx.engine, ctx.store, closing, report=ctx.report).record
@@ -100,6 +104,14 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
     while not place.path.is_dir() and time.monotonic() < deadline:
         time.sleep(0.2)
     return load_record(place)
+
+
+def _finish(ctx: Context, state: SessionState) -> RunRecord:
+    with ctx.store.sessions.lock(state.id, doing="runs attach"):
+        fresh = ctx.store.sessions.load(state.id)
+        if fresh.phase is not Phase.CLOSED:
+            finish_orphan(ctx, fresh, stop_live=False)
+    return load_record(ctx.store.runs.place(state.project_id, state.id))
 
 
 def run_patch(ctx: Context, prefix: str | None) -> Iterator[bytes]:
@@ -130,16 +142,17 @@ def apply_run(
             "the image that the work was made with is gone, and with it the git that would look at the work",
             hint=f"git -C {root} fetch {bundle} refs/heads/result:refs/heads/agent/{place.run_id}",
         )
-    return apply_result(
-        throwaway(ctx.engine, ctx.store, state, image=image),
-        facts,
-        bundle,
-        run=place.run_id,
-        base=workspace.base_commit,
-        environ=ctx.environ,
-        mode=mode,
-        bound=workspace.mode == "bind",
-        carried=bool(use and use.carried),
-        protect=use.protect if use else (),
-        accept_sensitive=accept_sensitive,
-    )
+    with ctx.store.sessions.lock(state.id, doing="runs apply"):
+        return apply_result(
+            throwaway(ctx.engine, ctx.store, state, image=image),
+            facts,
+            bundle,
+            run=place.run_id,
+            base=workspace.base_commit,
+            environ=ctx.environ,
+            mode=mode,
+            bound=workspace.mode == "bind",
+            carried=bool(use and use.carried),
+            protect=use.protect if use else (),
+            accept_sensitive=accept_sensitive,
+        )

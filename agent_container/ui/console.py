@@ -67,6 +67,12 @@ class Ui:
         self._stdin = stdin or sys.stdin
         self._stdout = _tolerant(stdout or sys.stdout)
         self._stderr = _tolerant(stderr or sys.stderr)
+        self._outlives = False
+
+    def outlive_readers(self) -> None:
+        """From here on, output that nobody takes any more (a closed pipe, a terminal that hung up) is dropped: what
+        goes on in the sandbox must be brought to its end all the same."""
+        self._outlives = True
 
     # -- progress, on stderr ------------------------------------------------------------------------------------
 
@@ -223,16 +229,28 @@ class Ui:
         if unless:
             return
         safe = clean(text, lines=lines)
-        if console.is_terminal:
-            from rich.text import Text
+        with self._reaching(self._stderr if console is self._err else self._stdout):
+            if console.is_terminal:
+                from rich.text import Text
 
-            console.print(Text(safe, style=style))
-        else:
-            print(safe, file=console.file, flush=True)
+                console.print(Text(safe, style=style))
+            else:
+                print(safe, file=console.file, flush=True)
 
     def _write(self, line: str, *, end: str = "\n") -> None:
-        self._stdout.write(line + end)
-        self._stdout.flush()
+        with self._reaching(self._stdout):
+            self._stdout.write(line + end)
+            self._stdout.flush()
+
+    @contextmanager
+    def _reaching(self, stream: TextIO) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            if not self._outlives:
+                raise
+            # What is still buffered would fail again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
     @contextmanager
     def _turning(self, doing: str) -> Iterator[Callable[[str], None]]:
