@@ -18,12 +18,17 @@ from agent_egress import identity
 from agent_egress.ledger import DEADLINE_S, Ledger
 from agent_egress.policy_file import PolicyFile
 from agent_egress.receipts import Fields
+from agent_egress.resolved import Resolved
 from agent_egress.squidline import LineRefused, answer, parse_question, seen_headers
 from agent_egress.swap import Secret, SecretRefused, Vault
 from agent_egress.verdicts import WORDS_GARBLED, WORDS_NO_RECEIPT, judge
 from agent_egress.wire import Peer, WireError, decode, encode, harden, parse_roles, serve_lines
 
-ROLES: Mapping[int, frozenset[str]] = {identity.SQUID: frozenset({"squid"}), 0: frozenset({"root"})}
+ROLES: Mapping[int, frozenset[str]] = {
+    identity.SQUID: frozenset({"squid"}),
+    identity.DNS: frozenset({"dns"}),
+    0: frozenset({"root"}),
+}
 CANARY_TIMEOUT_S = 5.0
 
 
@@ -39,6 +44,7 @@ class Decider:
         self._roles = roles
         self._vault = Vault()
         self._canary = ""
+        self._resolved = Resolved()
         self._counts: Counter[str] = Counter()
 
     def admits(self, uid: int) -> bool:
@@ -50,8 +56,8 @@ class Decider:
         roles = self._roles.get(peer.uid, frozenset())
         questions = []
         for line in lines:
-            if line.startswith(b"{") and "root" in roles:
-                peer.send(encode(self._operate(line)))
+            if line.startswith(b"{") and roles & {"root", "dns"}:
+                peer.send(encode(self._operate(line, roles)))
             elif "squid" in roles:
                 questions.append(line)
             else:
@@ -72,7 +78,7 @@ class Decider:
                 answers.append(_refusal(error.channel, WORDS_GARBLED))
                 refusals.append(answers[-1])
                 continue
-            verdict = judge(policy, question, vault=self._vault, canary=self._canary)
+            verdict = judge(policy, question, vault=self._vault, resolved=self._resolved, canary=self._canary)
             answers.append(answer(channel, allowed=verdict.allowed, notes=verdict.notes))
             refusals.append(_refusal(channel, WORDS_NO_RECEIPT, closes=question.closes))
             receipts.extend(verdict.receipts)
@@ -92,10 +98,16 @@ class Decider:
             if "credential" in receipt and receipt.get("action") == "allow":
                 self._counts[f"credential.{receipt['credential']}"] += 1
 
-    def _operate(self, line: bytes) -> dict[str, object]:
+    def _operate(self, line: bytes, roles: frozenset[str]) -> dict[str, object]:
         try:
             message = decode(line)
-            done = self._perform(message)
+            if "answers" in message and "dns" in roles:
+                self._resolved.note(message["answers"])
+                done: dict[str, object] = {}
+            elif "root" in roles:
+                done = self._perform(message)
+            else:
+                raise WireError("no such operation for this peer")
         except (WireError, SecretRefused) as error:
             return {"ok": False, "error": str(error)}
         return {**({"id": message["id"]} if "id" in message else {}), "ok": True, **done}
@@ -177,7 +189,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--policy-file", default=identity.POLICY_FILE)
     parser.add_argument("--session-file", default=identity.SESSION_FILE)
     parser.add_argument("--canary-port", type=int, default=identity.CANARY_PORT)
-    parser.add_argument("--peer", action="append", default=[], metavar="UID=ROLE", help="squid, root")
+    parser.add_argument("--peer", action="append", default=[], metavar="UID=ROLE", help="squid, dns, root")
     options = parser.parse_args(argv)
     harden()
     settings = json.loads(Path(options.session_file).read_bytes())

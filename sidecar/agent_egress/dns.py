@@ -20,7 +20,7 @@ from agent_egress.ledger import DEADLINE_S, Ledger
 from agent_egress.names import NameRefused, canonical_name
 from agent_egress.policy import Decision, Policy, decide_lookup
 from agent_egress.policy_file import PolicyFile
-from agent_egress.receipts import cut_text
+from agent_egress.receipts import Fields, cut_text
 from agent_egress.wire import harden
 
 UPSTREAM_TIMEOUT_S = 2.0
@@ -29,6 +29,7 @@ MAX_IN_FLIGHT = 1000
 TCP_IDLE_S = 10.0
 MAX_TCP = 100
 MAX_KNOWN_ANSWERS = 10_000
+TELL_S = 0.5
 BLOCKED = "agent-container: blocked by policy"
 
 
@@ -99,13 +100,28 @@ class Upstream(asyncio.DatagramProtocol):
 class Filter:
     """Answers queries from UDP and TCP alike."""
 
-    def __init__(self, *, policy_file: PolicyFile, ledger: Ledger, upstream: Upstream) -> None:
+    def __init__(
+        self,
+        *,
+        policy_file: PolicyFile,
+        ledger: Ledger,
+        upstream: Upstream,
+        policy_socket: str = identity.POLICY_SOCKET,
+    ) -> None:
         self._policy_file = policy_file
+        self._policy_process = Ledger(policy_socket, deadline_s=TELL_S, noun="answers", first=self._all_known)
         self._ledger = ledger
         self._upstream = upstream
         self._in_flight = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._known: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def start(self) -> None:
+        """Connects to the policy process, which must know what a name's addresses are when a client dials one itself."""
+        self._policy_process.start()
+
+    def _all_known(self) -> list[Fields]:
+        return [{"name": name, "addresses": list(found)} for (name, _), found in self._known.items()]
 
     def on_query(self, data: bytes, reply: Callable[[bytes], None], *, over_tcp: bool) -> None:
         """Starts answering; what is no query is ignored, what is malformed gets FORMERR, and neither goes anywhere."""
@@ -180,7 +196,8 @@ class Filter:
             for _address, verdict in refused[:4]
         ]
         known = tuple(sorted(given))  # upstreams rotate the order
-        if self._known.get((name, query.type_name)) != known:
+        new = self._known.get((name, query.type_name)) != known
+        if new:
             # Long answers in parts: a receipt has 1 KiB.
             receipts += [
                 {"kind": "answer", "name": name, "type": query.type_name, "addresses": list(known[at : at + 12])}
@@ -188,6 +205,9 @@ class Filter:
             ]
         if receipts and not await self._ledger.write(receipts):
             return dnswire.build_answer(query, rcode=SERVFAIL)
+        if new:
+            # Before the client can dial them. Should the policy process be away, its successor is told all of it.
+            await self._policy_process.write([{"name": name, "addresses": list(known)}])
         if len(self._known) >= MAX_KNOWN_ANSWERS:
             self._known.clear()
         self._known[name, query.type_name] = known
@@ -266,7 +286,10 @@ async def serve(options: argparse.Namespace) -> None:
     ledger.start()
     upstream = Upstream(options.upstream_host, options.upstream_port, timeout_s=options.upstream_timeout_s)
     await upstream.start()
-    filter_ = Filter(policy_file=PolicyFile(options.policy_file), ledger=ledger, upstream=upstream)
+    filter_ = Filter(
+        policy_file=PolicyFile(options.policy_file), ledger=ledger, upstream=upstream, policy_socket=options.policy
+    )
+    filter_.start()
     tcp = Tcp(filter_)
     for host in (identity.LOOPBACK4, identity.LOOPBACK6):
         # A namespace without IPv6 has no ::1.
@@ -285,6 +308,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--upstream-port", type=int, default=identity.UNBOUND_PORT)
     parser.add_argument("--upstream-timeout-s", type=float, default=UPSTREAM_TIMEOUT_S)
     parser.add_argument("--audit", default=identity.AUDIT_SOCKET)
+    parser.add_argument("--policy", default=identity.POLICY_SOCKET)
     parser.add_argument("--deadline-s", type=float, default=DEADLINE_S)
     parser.add_argument("--policy-file", default=identity.POLICY_FILE)
     options = parser.parse_args(argv)

@@ -1,5 +1,6 @@
 """The daemons' side of the audit: receipts handed to the writer in groups, and the word that they are on disk. Late,
-refused and lost all mean the same to who asks: not written, so not allowed."""
+refused and lost all mean the same to who asks: not written, so not allowed. The DNS filter tells the policy process its
+answers in the same way."""
 
 from __future__ import annotations
 
@@ -22,8 +23,18 @@ Done = Callable[[str], None]
 class Ledger(asyncio.Protocol):
     """A connection to the audit writer that is made anew whenever it is lost."""
 
-    def __init__(self, path: str, *, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        deadline_s: float = DEADLINE_S,
+        noun: str = "receipts",
+        first: Callable[[], Sequence[Fields]] = tuple,
+    ) -> None:
         self._path = path
+        self._noun = noun
+        self._first = first
+        """What a new connection begins with: what a successor must know."""
         self._deadline_s = deadline_s
         self._transport: asyncio.Transport | None = None
         self._splitter = LineSplitter()
@@ -49,6 +60,9 @@ class Ledger(asyncio.Protocol):
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
             self._splitter = LineSplitter()
+            rows = self._first()
+            for at in range(0, len(rows), MAX_GROUP):
+                self.append(rows[at : at + MAX_GROUP], lambda _: None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """What was on its way counts as not written."""
@@ -85,7 +99,7 @@ class Ledger(asyncio.Protocol):
         number = next(self._ids)
         timer = asyncio.get_running_loop().call_later(self._deadline_s, self._late)
         self._sent[number] = (waiting, timer)
-        self._transport.write(encode({"id": number, "receipts": receipts}))
+        self._transport.write(encode({"id": number, self._noun: receipts}))
 
     def _late(self) -> None:
         """A writer that hangs: the connection goes, and with it whatever it may still say."""

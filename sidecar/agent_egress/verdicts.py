@@ -20,6 +20,7 @@ from agent_egress.policy import (
     refusal_words,
 )
 from agent_egress.receipts import Fields, cut_text
+from agent_egress.resolved import Resolved
 from agent_egress.squidline import Question, Tunnel, same_host
 from agent_egress.swap import Swap, Vault, plan_swap, stray_decoy
 
@@ -40,15 +41,15 @@ class Verdict:
     """Written and acknowledged before the answer is given."""
 
 
-def judge(policy: Policy, question: Question, *, vault: Vault, canary: str = "") -> Verdict:
+def judge(policy: Policy, question: Question, *, vault: Vault, resolved: Resolved, canary: str = "") -> Verdict:
     """Never raises: what trips it is refused, with a receipt."""
     try:
         if question.host.rstrip(".").lower() == CANARY_HOST:
             return _judge_canary(policy, question, canary)
         if question.method != "CONNECT":
-            return _judge_request(policy, question, vault)
+            return _judge_request(policy, question, vault, resolved)
         if question.intercepted:
-            return _judge_hello(policy, question)
+            return _judge_hello(policy, question, resolved)
         return _judge_connect(policy, question, vault)
     except Exception as error:
         return _refuse(policy, question, _no(f"could not be judged ({type(error).__name__})"), why="line")
@@ -91,7 +92,7 @@ def _judge_connect(policy: Policy, question: Question, vault: Vault) -> Verdict:
     return verdict if tunnel is None else replace(verdict, receipts=())
 
 
-def _judge_hello(policy: Policy, question: Question) -> Verdict:
+def _judge_hello(policy: Policy, question: Question, resolved: Resolved) -> Verdict:
     """Intercepted TLS: first only the address is known, then the SNI decides."""
     dialled = question.local_address.strip("[]")
     if question.host.strip("[]") != dialled and not same_host(question.host, question.sni):
@@ -108,10 +109,10 @@ def _judge_hello(policy: Policy, question: Question) -> Verdict:
     if not decision.allowed:
         return _refuse(policy, replace(question, host=question.sni), decision)
     named = replace(question, host=question.sni)
-    resolved = decide_address(policy, question.sni, dialled, question.port)
-    if not resolved.allowed:
-        return _refuse(policy, named, resolved, why="address")
     host = canonical_host(question.sni)
+    by_address = _decide_dialled(policy, resolved, host, dialled, question.port)
+    if not by_address.allowed:
+        return _refuse(policy, named, by_address, why="address")
     again = question.tunnel == Tunnel(host, question.port)
     if again and decision.action == "bump" and question.host.strip("[]") != dialled:
         return _refuse(policy, named, _no("a CONNECT inside a tunnel", decision), why="tunnel")
@@ -120,7 +121,15 @@ def _judge_hello(policy: Policy, question: Question) -> Verdict:
     return replace(verdict, receipts=()) if again else verdict
 
 
-def _judge_request(policy: Policy, question: Question, vault: Vault) -> Verdict:
+def _decide_dialled(policy: Policy, resolved: Resolved, host: str, address: str, port: int) -> Decision:
+    """7: an address that a client dialled itself, naming this host, must be one of the host's."""
+    decision = decide_address(policy, host, address, port)
+    if decision.allowed and host != address and not resolved.has(host, address):
+        return _no(f"{address} is not an address that this name was resolved to here", decision)
+    return decision
+
+
+def _judge_request(policy: Policy, question: Question, vault: Vault, resolved: Resolved) -> Verdict:
     tunnel = question.tunnel
     if tunnel is not None:
         # 1: CONNECT evil, then Host: api inside it, carried api's real token to evil.
@@ -149,9 +158,9 @@ def _judge_request(policy: Policy, question: Question, vault: Vault) -> Verdict:
     address = ""
     if question.intercepted and tunnel is None:
         address = question.local_address.strip("[]")
-        resolved = decide_address(policy, host, address, question.port)
-        if not resolved.allowed:
-            return _refuse(policy, question, resolved, why="address")
+        by_address = _decide_dialled(policy, resolved, host, address, question.port)
+        if not by_address.allowed:
+            return _refuse(policy, question, by_address, why="address")
     swap = plan_swap(policy, vault, question, host=host)
     if swap.refusal:
         why = "decoy" if swap.tripwire else "credential"

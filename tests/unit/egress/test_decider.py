@@ -15,13 +15,14 @@ from agent_egress import identity, wire
 from agent_egress.decider import ROLES
 from agent_egress.receipts import parse_receipt
 from agent_egress.replay import replay
+from agent_egress.resolved import MAX_ADDRESSES, MAX_NAMES, Resolved
 from tests.unit.egress.harness import DECOY, POLICY, SECRET, Sidecar, answers, end, free_ports, make, until
 
 BEARER = f"Bearer {DECOY}"
 CANARY = "0123456789abcdef0123"
 
 
-def start_decider(sidecar: Sidecar, *options: str, roles: str = "squid,root") -> subprocess.Popen[bytes]:
+def start_decider(sidecar: Sidecar, *options: str, roles: str = "squid,root,dns") -> subprocess.Popen[bytes]:
     (port,) = free_ports()
     (sidecar.root / "canary-port").write_text(str(port))
     process = sidecar.start(
@@ -103,6 +104,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     start_decider(sidecar)
     put_credentials(sidecar)
     assert operate(sidecar, {"op": "canary", "token": CANARY})["ok"] is True
+    told = [{"name": name, "addresses": ["198.51.100.9", "2001:db8::9"]} for name in ("ok.test", "api.test")]
+    assert operate(sidecar, {"answers": told})["ok"] is True
     until(lambda: wire_is_up(sidecar))
     yield sidecar
     end(sidecar)
@@ -173,6 +176,14 @@ ALLOWED = {
     "a request in intercepted and bumped TLS is injected": (
         line(local="198.51.100.9", authorization=BEARER),
         [f'auth_="Bearer {SECRET}"'],
+    ),
+    "intercepted TLS over IPv6": (
+        line("CONNECT", "[2001:db8::9]", sni="ok.test", local="2001:db8::9"),
+        ["OK", "action_=splice"],
+    ),
+    "intercepted TLS to an allowed literal without a name": (
+        line("CONNECT", "203.0.113.9", local="203.0.113.9"),
+        ["OK", "action_=splice"],
     ),
     "intercepted http to an allowed host": (
         line("GET", "ok.test", 80, scheme="http", local="198.51.100.9"),
@@ -309,6 +320,26 @@ REFUSED = {
     "an allowed SNI at the metadata address": (
         line("CONNECT", "169.254.169.254", sni="ok.test", local="169.254.169.254"),
         "allow_metadata",
+        "",
+    ),
+    "an allowed SNI at an address that is not its own": (
+        line("CONNECT", "203.0.113.66", sni="ok.test", local="203.0.113.66"),
+        "not an address that this name was resolved to",
+        "",
+    ),
+    "a credentialed SNI at an address that is not its own": (
+        line("CONNECT", "203.0.113.66", sni="api.test", local="203.0.113.66"),
+        "not an address that this name was resolved to",
+        "",
+    ),
+    "a name that was never resolved here": (
+        line("CONNECT", "198.51.100.9", sni="a.wild.test", local="198.51.100.9"),
+        "not an address that this name was resolved to",
+        "",
+    ),
+    "intercepted http at an address that is not its host's": (
+        line("GET", "ok.test", 80, scheme="http", local="203.0.113.66"),
+        "not an address that this name was resolved to",
         "",
     ),
     "intercepted http at a private address": (
@@ -472,6 +503,27 @@ def test_counters_count_what_a_credential_was_used_for(running: Sidecar, squid: 
     assert used() == before + 1
 
 
+def test_the_filter_may_tell_addresses_and_nothing_else(sidecar: Sidecar) -> None:
+    start_decider(sidecar, roles="dns")
+    assert operate(sidecar, {"id": 4, "answers": [{"name": "ok.test", "addresses": ["198.51.100.9"]}]}) == {
+        "id": 4,
+        "ok": True,
+    }
+    assert operate(sidecar, {"answers": [7, {"name": 1}, {"name": "x", "addresses": [2]}]})["ok"] is True
+    for op in ("credential.put", "canary", "ping", "counters"):
+        assert operate(sidecar, {"op": op, "credentials": [], "token": CANARY})["ok"] is False
+
+
+def test_what_was_resolved_is_remembered_within_bounds() -> None:
+    resolved = Resolved()
+    for number in range(MAX_ADDRESSES + 5):
+        resolved.add("ok.test", [f"a{number}"])
+    assert not resolved.has("ok.test", "a0") and resolved.has("ok.test", f"a{MAX_ADDRESSES + 4}")
+    for number in range(MAX_NAMES):
+        resolved.add(f"n{number}", ["a"])
+    assert not resolved.has("ok.test", f"a{MAX_ADDRESSES + 4}") and resolved.has("n0", "a")
+
+
 def test_squid_cannot_put_credentials_and_root_asks_no_questions(sidecar: Sidecar) -> None:
     start_decider(sidecar, roles="squid")
     answer = Answers(sidecar)
@@ -485,7 +537,8 @@ def test_squid_cannot_put_credentials_and_root_asks_no_questions(sidecar: Sideca
 
 
 def test_the_uids_of_the_sidecar_are_the_defaults() -> None:
-    assert set(ROLES.items()) == {(identity.SQUID, frozenset({"squid"})), (0, frozenset({"root"}))}
+    wanted = {(identity.SQUID, frozenset({"squid"})), (identity.DNS, frozenset({"dns"})), (0, frozenset({"root"}))}
+    assert set(ROLES.items()) == wanted
 
 
 def test_without_the_audit_writer_everything_is_denied_and_its_return_is_enough(sidecar: Sidecar) -> None:

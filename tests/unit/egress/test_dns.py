@@ -193,7 +193,16 @@ def start_dns(sidecar: Sidecar, upstream_port: int) -> tuple[subprocess.Popen[by
     process = sidecar.start(
         "dns",
         *("--port", str(port), "--upstream-port", str(upstream_port), "--audit", sidecar.path("audit.sock")),
-        *("--policy-file", sidecar.path("policy.json"), "--deadline-s", "0.5", "--upstream-timeout-s", "0.7"),
+        *(
+            "--policy-file",
+            sidecar.path("policy.json"),
+            "--policy",
+            sidecar.path("policy.sock"),
+            "--deadline-s",
+            "0.5",
+            "--upstream-timeout-s",
+            "0.7",
+        ),
     )
 
     def up() -> bool:
@@ -495,6 +504,29 @@ def test_the_lookup_is_on_disk_before_it_goes_out_and_the_addresses_before_they_
             assert upstream.queries == []
         stream.close()
         upstream.stop()
+
+
+def test_the_policy_process_knows_the_addresses_before_the_client_and_its_successor_all_of_them(dns: Running) -> None:
+    with wire.listen_unix(dns.sidecar.path("policy.sock")) as policy, socket.socket(type=socket.SOCK_DGRAM) as client:
+        policy.setblocking(True)
+        for host in ("first.wild.test", "second.wild.test"):
+            peer, _ = policy.accept()
+            with peer, peer.makefile("rb") as stream:
+                known = wire.decode(stream.readline())["answers"]
+                first = {"name": "first.wild.test", "addresses": ["203.0.113.10"]}
+                assert isinstance(known, list) and (host == "first.wild.test" or first in known)
+                client.settimeout(20)
+                client.connect(("127.0.0.1", dns.port))
+                client.send(query(host))
+                told = wire.decode(stream.readline())
+                assert told["answers"] == [{"name": host, "addresses": ["203.0.113.10"]}]
+                client.settimeout(0)
+                with pytest.raises(BlockingIOError):
+                    client.recv(1)
+                client.settimeout(20)
+                peer.sendall(wire.encode({"id": told["id"], "ok": True}))
+                assert parse(client.recv(4096)).addresses == ["203.0.113.10"]
+    assert dns.ask(query("third.wild.test")).rcode == 0, "explicit clients need no policy process here"
 
 
 def test_an_upstream_that_is_silent_or_gone_is_servfail_for_that_name_alone(dns: Running) -> None:
