@@ -56,7 +56,10 @@ def copy(source: Path, out: Path) -> None:
         copy(source.parent / source.readlink(), out)
         return
     shutil.copyfile(source, target)
-    target.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+    found = source.stat()
+    target.chmod(0o755 if found.st_mode & stat.S_IXUSR else 0o644)
+    # Python's compiled modules name their source's time: with another one, every start would compile anew.
+    os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
 
 def _merged(path: Path) -> Path:
