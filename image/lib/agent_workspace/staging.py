@@ -62,7 +62,7 @@ def stage(repository: Repository, *, hide: Sequence[str] = ()) -> Staged:
     if tracked:
         repository.git("update-index", "-z", "--force-remove", "--stdin", stdin=joined(tracked))
         if repository.head is not None:
-            listed = repository.git("ls-tree", "-r", "-z", "HEAD")
+            listed = repository.git("ls-tree", "-r", "-z", repository.head)
             rows = [row for row in listed.split(b"\0") if row and matches(os.fsdecode(row.partition(b"\t")[2]), hide)]
             repository.git("update-index", "-z", "--index-info", stdin=b"".join(row + b"\0" for row in rows))
     gone = _without(names(repository.git("ls-files", "-z", "--deleted")), hide)
