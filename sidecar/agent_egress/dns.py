@@ -117,7 +117,7 @@ class Filter:
         self._known: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def start(self) -> None:
-        """Connects to the policy process, which must know what a name's addresses are when a client dials one itself."""
+        """Connects to the policy process, which must know a name's addresses when a client dials one itself."""
         self._policy_process.start()
 
     def _all_known(self) -> list[Fields]:

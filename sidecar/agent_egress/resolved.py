@@ -34,6 +34,10 @@ class Resolved:
         while len(self._names) > MAX_NAMES:
             self._names.popitem(last=False)
 
+    def knows(self, name: str) -> bool:
+        """Whether the name was asked for at all."""
+        return name in self._names
+
     def has(self, name: str, address: str) -> bool:
         """Whether the address was given for the name."""
         return address in self._names.get(name, ())

@@ -9,7 +9,7 @@ import hmac
 from dataclasses import dataclass, replace
 
 from agent_egress.identity import CANARY_HOST, CANARY_PORT
-from agent_egress.names import NameRefused, canonical_host
+from agent_egress.names import NameRefused, canonical_host, literal_address
 from agent_egress.paths import split_query
 from agent_egress.policy import (
     Decision,
@@ -84,6 +84,9 @@ def _judge_connect(policy: Policy, question: Question, vault: Vault) -> Verdict:
         return _refuse(policy, question, _no("another host than the tunnel's", decision), why="tunnel")
     if question.sni and not same_host(question.sni, host):
         return _refuse(policy, question, _no("the TLS hello names another host", decision), why="sni")
+    if tunnel is not None and not question.sni and decision.action == "splice" and literal_address(host) is None:
+        # The hello is there and names nobody: whom the server takes it for, it tells inside.
+        return _refuse(policy, question, _no("the TLS hello names no host", decision), why="sni")
     stray = stray_decoy(vault, question)
     if stray is not None:
         return _refuse(policy, question, _no(stray.refusal, decision), why="decoy", swap=stray)
@@ -122,9 +125,13 @@ def _judge_hello(policy: Policy, question: Question, resolved: Resolved) -> Verd
 
 
 def _decide_dialled(policy: Policy, resolved: Resolved, host: str, address: str, port: int) -> Decision:
-    """7: an address that a client dialled itself, naming this host, must be one of the host's."""
+    """7: an address that a client dialled itself, naming this host, must be one of the host's. squid compares too, before
+    it splices or forwards; but to terminate TLS it first copies the certificate of whoever was dialled. For a name that
+    was not asked for here yet, squid's own lookup is left to tell, where it comes first."""
     decision = decide_address(policy, host, address, port)
-    if decision.allowed and host != address and not resolved.has(host, address):
+    if not decision.allowed or host == address or resolved.has(host, address):
+        return decision
+    if decision.action == "bump" or resolved.knows(host):
         return _no(f"{address} is not an address that this name was resolved to here", decision)
     return decision
 

@@ -177,6 +177,10 @@ ALLOWED = {
         line(local="198.51.100.9", authorization=BEARER),
         [f'auth_="Bearer {SECRET}"'],
     ),
+    "intercepted TLS of a name not asked for here yet: squid compares before it splices": (
+        line("CONNECT", "198.51.100.9", sni="a.wild.test", local="198.51.100.9"),
+        ["OK", "action_=splice"],
+    ),
     "intercepted TLS over IPv6": (
         line("CONNECT", "[2001:db8::9]", sni="ok.test", local="2001:db8::9"),
         ["OK", "action_=splice"],
@@ -329,11 +333,6 @@ REFUSED = {
     ),
     "a credentialed SNI at an address that is not its own": (
         line("CONNECT", "203.0.113.66", sni="api.test", local="203.0.113.66"),
-        "not an address that this name was resolved to",
-        "",
-    ),
-    "a name that was never resolved here": (
-        line("CONNECT", "198.51.100.9", sni="a.wild.test", local="198.51.100.9"),
         "not an address that this name was resolved to",
         "",
     ),
@@ -501,6 +500,18 @@ def test_counters_count_what_a_credential_was_used_for(running: Sidecar, squid: 
     before = used()
     squid.ask(line(authorization=BEARER))
     assert used() == before + 1
+
+
+def test_intercepted_tls_is_terminated_for_addresses_that_the_name_was_resolved_to_alone(sidecar: Sidecar) -> None:
+    sidecar.start_audit()
+    start_decider(sidecar)
+    squid = Answers(sidecar)
+    hello = line("CONNECT", "198.51.100.9", sni="api.test", local="198.51.100.9")
+    until(lambda: "no receipt" not in squid.ask(hello))
+    assert "not an address that this name was resolved to" in squid.ask(hello)
+    assert operate(sidecar, {"answers": [{"name": "api.test", "addresses": ["198.51.100.9"]}]})["ok"] is True
+    assert squid.ask(hello).startswith("0 OK action_=bump")
+    squid.close()
 
 
 def test_the_filter_may_tell_addresses_and_nothing_else(sidecar: Sidecar) -> None:
