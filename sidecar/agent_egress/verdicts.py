@@ -125,9 +125,9 @@ def _judge_hello(policy: Policy, question: Question, resolved: Resolved) -> Verd
 
 
 def _decide_dialled(policy: Policy, resolved: Resolved, host: str, address: str, port: int) -> Decision:
-    """7: an address that a client dialled itself, naming this host, must be one of the host's. squid compares too, before
-    it splices or forwards; but to terminate TLS it first copies the certificate of whoever was dialled. For a name that
-    was not asked for here yet, squid's own lookup is left to tell, where it comes first."""
+    """7: an address that a client dialled itself, naming this host, must be one of the host's. squid compares too,
+    before it splices or forwards; but to terminate TLS it first copies the certificate of whoever was dialled. For a
+    name that was not asked for here yet, squid's own lookup is left to tell, where it comes first."""
     decision = decide_address(policy, host, address, port)
     if not decision.allowed or host == address or resolved.has(host, address):
         return decision
