@@ -90,6 +90,28 @@ def runs_stop(run: RunArgument = None) -> None:
     CALL.ui.result(stopped, command="runs stop", show=lambda: CALL.ui.text(f"run {stopped.run}: {stopped.outcome}"))
 
 
+@runs_app.command("recover")
+def runs_recover() -> None:
+    """Finish the runs of this project that nobody drives any more; one whose agent still works is left and named."""
+    from agent_container.commands.run_control import recover_runs
+
+    recovered = recover_runs(CALL.context)
+
+    def show() -> None:
+        for run in recovered.finished:
+            CALL.ui.text(f"finished run {run}")
+        for run in recovered.working:
+            CALL.ui.text(f"run {run} still works: agent-container runs attach {run}, or runs stop {run}")
+        for line in recovered.unfinished:
+            CALL.ui.warn(line)
+        if not (recovered.finished or recovered.working or recovered.unfinished):
+            CALL.ui.text("nothing was left behind")
+
+    CALL.ui.result(recovered, command="runs recover", show=show)
+    if recovered.unfinished:
+        raise typer.Exit(1)
+
+
 @runs_app.command("apply")
 def runs_apply(
     run: RunArgument = None,

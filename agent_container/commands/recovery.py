@@ -23,6 +23,8 @@ class Reaped:
     """What became of the runs that nobody drove."""
 
     closed: tuple[Closed, ...]
+    working: tuple[str, ...]
+    """Runs whose agent still works; they were left."""
     unfinished: tuple[str, ...]
     """Runs that could not be finished, each with the reason."""
 
@@ -32,7 +34,7 @@ def reap_orphans(ctx: Context, project_id: str | None, *, stop_live: bool = Fals
 
     One that cannot be finished is named too, and holds up nothing else.
     """
-    closed, unfinished = [], []
+    closed, working, unfinished = [], [], []
     ctx.store.sessions.sweep()
     for state in ctx.store.sessions.orphans(project_id):
         try:
@@ -50,8 +52,10 @@ def reap_orphans(ctx: Context, project_id: str | None, *, stop_live: bool = Fals
             continue
         if result is not None:
             closed.append(result)
+        else:
+            working.append(state.id)
     sweep_closed(ctx, project_id)
-    return Reaped(tuple(closed), tuple(unfinished))
+    return Reaped(tuple(closed), tuple(working), tuple(unfinished))
 
 
 def finish_orphan(ctx: Context, state: SessionState, *, stop_live: bool) -> Closed | None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from agent_container.commands.context import Context
-from agent_container.commands.recovery import finish_orphan, profile_named
-from agent_container.commands.runs import load_record, resolve_run
+from agent_container.commands.recovery import finish_orphan, profile_named, reap_orphans
+from agent_container.commands.runs import load_record, project_here, resolve_run
 from agent_container.drain import file_pieces
 from agent_container.errors import Locked, NotRunning, UsageError
 from agent_container.events import Event
@@ -112,6 +112,25 @@ def _finish(ctx: Context, state: SessionState) -> RunRecord:
         if fresh.phase is not Phase.CLOSED:
             finish_orphan(ctx, fresh, stop_live=False)
     return load_record(ctx.store.runs.place(state.project_id, state.id))
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What became of runs that nobody drove."""
+
+    finished: tuple[str, ...]
+    working: tuple[str, ...]
+    """Runs whose agent still works: attach to them, or stop them."""
+    unfinished: tuple[str, ...]
+    """Runs that could not be finished, each with the reason."""
+
+
+def recover_runs(ctx: Context) -> Recovered:
+    """Finishes what killed processes left in this project: every run that has ended gets its record."""
+    project_id = project_here(ctx)
+    reaped = reap_orphans(ctx, project_id)
+    finished = tuple(closed.record.host.run for closed in reaped.closed)
+    return Recovered(finished, working=reaped.working, unfinished=reaped.unfinished)
 
 
 def run_patch(ctx: Context, prefix: str | None) -> Iterator[bytes]:
