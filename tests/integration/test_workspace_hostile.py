@@ -14,13 +14,38 @@ from pathlib import Path
 
 import pytest
 
+from agent_container.engine.protocol import Once
 from agent_container.errors import AgentContainerError, ApprovalNeeded, UsageError
 from agent_container.workspace.result import apply_result
-from tests.support.workspace import RUN, Bench, Session, build_image, git, give, repository, write
+from agent_container.workspace.throwaway import read_tar
+from agent_container.workspace.transfer import Work, parse_model
+from tests.support.workspace import (
+    AGENT_ENVIRONMENT,
+    LABELS,
+    RUN,
+    TAG,
+    USER,
+    Bench,
+    build_image,
+    git,
+    give,
+    repository,
+    write,
+)
 
 PROOF = Path("/tmp") / f"acw-pwn-{secrets.token_hex(6)}"
 EVIL = f"#!/bin/sh\ntouch {PROOF}\necho PWNED\n"
-PLANT = f"printf '#!/bin/sh\\ntouch {PROOF}\\necho PWNED\\n' > evil.sh; chmod +x evil.sh; E=/workspace/evil.sh\n"
+PLANT = f"printf '#!/bin/sh\\ntouch {PROOF}\\necho PWNED\\n' > evil.sh; chmod +x evil.sh; E=$PWD/evil.sh\n"
+THERE = f"""
+mkdir /tmp/ws; cd /tmp/ws; git init -q -b agent/{RUN}; echo hello > README; git add -A; git commit -qm first
+base=$(git rev-parse HEAD)
+{PLANT}
+( SCRIPT )
+cd /tmp; rm -f {PROOF}
+timeout 100 /opt/agent-container/workspace collect --run {RUN} --base $base --have $base /tmp/ws > /tmp/out.tar
+if test -e {PROOF}; then echo 'a planted program ran' >&2; exit 9; fi
+cat /tmp/out.tar
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,23 +63,23 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     assert not ran, "a planted program ran on the host"
 
 
-def bring_back(session: Session, tree: Path) -> None:
-    """Collects, fetches and applies, then lets the user's git look at the tree."""
-    work = session.collect()
-    assert "PWNED" not in session.patch.replace("+echo PWNED", "")
-    assert not work.incomplete
-    if session.bundle.exists():
-        session.fetch()
-        apply_result(
-            session.bench.throwaway,
-            session.facts,
-            session.bundle,
-            run=RUN,
-            base=session.base,
-            environ=os.environ,
-            accept_sensitive=True,
+def collect_there(bench: Bench, script: str) -> tuple[Work, str]:
+    """Plants and collects in one container, which itself looks for the proof; the summary and the patch."""
+    done = bench.engine.run_once(
+        Once(
+            image=TAG,
+            argv=("/bin/sh", "-euc", THERE.replace("SCRIPT", script)),
+            user=USER,
+            labels=LABELS,
+            environment=AGENT_ENVIRONMENT,
         )
-    git(tree, "status")
+    )
+    assert done.exit_code == 0, done.stderr.decode()
+    tar, patch = bench.path / "there.tar", bench.path / "there.patch"
+    tar.write_bytes(done.stdout)
+    wanted = {"workspace.patch": patch, "workspace.bundle": bench.path / "there.bundle"}
+    work = parse_model(Work, read_tar(tar, wanted=wanted, max_bytes=1 << 24))
+    return work, patch.read_text("utf-8", "surrogateescape")
 
 
 PLANTED = {
@@ -68,7 +93,7 @@ PLANTED = {
     ),
     "an fsmonitor": "git config core.fsmonitor $E; echo x > x",
     "a hooks path": (
-        "git config core.hooksPath /workspace/hooks; mkdir hooks; "
+        "git config core.hooksPath /tmp/ws/hooks; mkdir hooks; "
         "for h in post-checkout pre-commit reference-transaction post-index-change; do cp evil.sh hooks/$h; "
         "done; echo x > x"
     ),
@@ -81,10 +106,10 @@ PLANTED = {
         "git config diff.external $E; echo x > x"
     ),
     "an included configuration": (
-        "printf '[core]\\nfsmonitor = /workspace/evil.sh\\n' > inc; git config include.path /workspace/inc; echo x > x"
+        "printf '[core]\\nfsmonitor = /tmp/ws/evil.sh\\n' > inc; git config include.path /tmp/ws/inc; echo x > x"
     ),
     "an alias, an editor, a pager": (
-        "git config alias.status '!/workspace/evil.sh'; git config core.editor $E; git config core.pager $E; "
+        "git config alias.status '!/tmp/ws/evil.sh'; git config core.editor $E; git config core.pager $E; "
         "git config pager.diff $E; echo x > x"
     ),
     "a signing program": "git config commit.gpgsign true; git config gpg.program $E; echo x > x",
@@ -93,37 +118,58 @@ PLANTED = {
     ),
     "an alternate refs command": (
         "git config core.alternateRefsCommand $E; mkdir -p .git/objects/info; "
-        "echo /workspace/.git/objects > .git/objects/info/alternates; echo x > x"
+        "echo /tmp/ws/.git/objects > .git/objects/info/alternates; echo x > x"
     ),
     "a merge driver": "echo '* merge=a' > .gitattributes; git config merge.a.driver $E; echo x > x",
     "a partial clone with a helper": (
-        "git config remote.evil.url 'ext::/workspace/evil.sh'; git config remote.evil.promisor true; "
+        "git config remote.evil.url 'ext::/tmp/ws/evil.sh'; git config remote.evil.promisor true; "
         "git config extensions.partialClone evil; git config core.repositoryFormatVersion 1; echo x > x"
     ),
     "a work tree elsewhere": "git config core.worktree /etc; echo x > x",
+    "a submodule's filter": (
+        "git init -q sub; cd sub; echo x > x; git add x; git commit -qm x; cd ..; git add sub; git commit -qm sub; "
+        "cd sub; echo 'x filter=a' > .gitattributes; git config filter.a.clean $E; "
+        "git config core.fsmonitor $E; echo y >> x; touch -d 2001-01-01 x"
+    ),
     "a replaced object": "git replace -f HEAD $(git commit-tree HEAD^{tree} -m PWNED); echo x > x",
 }
 
 
 @pytest.mark.parametrize("script", PLANTED.values(), ids=PLANTED)
-def test_what_is_planted_in_a_workspace_never_runs(bench: Bench, script: str) -> None:
-    tree = repository(bench.path / "repo")
-    session = bench.open(tree, "clone")
-    session.agent(PLANT + script)
-    bring_back(session, tree)
-    assert "x" in git(tree, "ls-tree", "--name-only", f"refs/agent/{RUN}").split()
+def test_what_is_planted_does_not_even_run_in_the_container_that_collects(bench: Bench, script: str) -> None:
+    work, patch = collect_there(bench, script)
+    assert not work.incomplete
+    assert "PWNED" not in patch.replace("+echo PWNED", "")
+    assert "+++ b/x\n" in patch or work.submodules == ("sub",)
 
 
-def test_a_submodules_filter_does_not_run_when_its_parent_is_collected(bench: Bench) -> None:
+def test_a_workspace_full_of_plants_comes_back_and_nothing_of_it_runs_on_the_host(bench: Bench) -> None:
     tree = repository(bench.path / "repo")
     session = bench.open(tree, "clone")
-    session.agent(
-        PLANT + "git init -q sub; cd sub; echo x > x; git add x; git commit -qm x; cd ..; git add sub evil.sh;"
-        " git commit -qm sub;"
-        "cd sub; echo 'x filter=a' > .gitattributes; git config filter.a.clean $E; "
-        "git config core.fsmonitor $E; echo y >> x; touch -d 2001-01-01 x"
+    chosen = (
+        "a clean filter",
+        "a hooks path",
+        "an fsmonitor",
+        "a textconv and an external diff",
+        "a submodule's filter",
     )
-    bring_back(session, tree)
+    plants = "; ".join(f"( {PLANTED[name]} )" for name in chosen)
+    session.agent(f"{PLANT}{plants}".replace("/tmp/ws/", "/workspace/"))
+    work = session.collect()
+    assert not work.incomplete
+    session.fetch()
+    apply_result(
+        bench.throwaway,
+        session.facts,
+        session.bundle,
+        run=RUN,
+        base=session.base,
+        environ=os.environ,
+        accept_sensitive=True,
+    )
+    git(tree, "status")
+    git(tree, "merge", "-q", f"agent/{RUN}")
+    assert (tree / "x").read_text() == "x\n"
 
 
 BROKEN = {
@@ -133,22 +179,26 @@ BROKEN = {
     "a HEAD that leads nowhere": "echo 'ref: refs/heads/none' > .git/HEAD",
     "an index of garbage": "head -c 4096 /dev/urandom > .git/index",
     "an index that is a FIFO": "rm .git/index; mkfifo .git/index",
-    "a common directory elsewhere": "mkdir /workspace/c; echo /workspace/c > .git/commondir",
+    "a common directory elsewhere": "mkdir /tmp/ws/c; echo /tmp/ws/c > .git/commondir",
     "a .git file that leads into itself": "rm -rf .git; echo 'gitdir: .' > .git",
     "a .git that is a link": "mv .git g; ln -s g .git",
     "objects that are gone": "rm -rf .git/objects; mkdir .git/objects",
-    "a loop of alternates": "echo /workspace/.git/objects > .git/objects/info/alternates",
+    "a loop of alternates": "echo /tmp/ws/.git/objects > .git/objects/info/alternates",
 }
 
 
 @pytest.mark.parametrize("script", BROKEN.values(), ids=BROKEN)
 def test_a_broken_repository_still_gives_up_its_files(bench: Bench, script: str) -> None:
+    work, patch = collect_there(bench, f"echo work > work; {script}")
+    assert "+work" in patch
+    assert not work.incomplete
+
+
+def test_a_workspace_without_git_still_comes_back_to_the_repository(bench: Bench) -> None:
     tree = repository(bench.path / "repo")
     session = bench.open(tree, "clone")
-    session.agent(f"echo work > work; {script}")
-    work = session.collect()
-    assert "+work" in session.patch
-    assert not work.incomplete
+    session.agent("echo work > work; rm -rf .git")
+    assert session.collect().base_missing
     session.fetch()
     assert git(tree, "show", f"refs/agent/{RUN}:work") == "work"
 
@@ -174,8 +224,7 @@ def test_work_over_the_limit_is_named_and_nothing_of_it_is_taken_for_whole(bench
     assert any("workspace.bundle" in word for word in work.left_behind)
 
 
-# --- the project itself is hostile, or broken
-# --------------------------------------------------------------------------
+# --- the project itself is hostile, or broken ------------------------------------------------------------------------
 
 
 def test_what_stands_in_a_projects_own_configuration_does_not_run_when_it_is_cloned(bench: Bench) -> None:
@@ -225,8 +274,7 @@ def test_links_common_directories_and_alternates_that_lead_out_are_refused_by_na
     assert str(other / ".git/objects") in str(caught.value)
 
 
-# --- the way into the user's repository
-# ---------------------------------------------------------------------------------
+# --- the way into the user's repository ------------------------------------------------------------------------------
 
 
 def test_a_bundle_is_checked_before_git_sees_it(bench: Bench) -> None:

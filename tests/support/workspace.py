@@ -27,6 +27,13 @@ USER = f"{AGENT_UID}:{AGENT_UID}"
 TAG = f"acw-test:{AGENT_UID}"
 LABELS = (("agent-container.role", "acw-test"),)
 RUN = "20261129-153359-7f3a2c"
+AGENT_ENVIRONMENT = (
+    ("HOME", "/tmp"),
+    ("GIT_AUTHOR_NAME", "agent"),
+    ("GIT_AUTHOR_EMAIL", "agent@sandbox.test"),
+    ("GIT_COMMITTER_NAME", "agent"),
+    ("GIT_COMMITTER_EMAIL", "agent@sandbox.test"),
+)
 GIT_ENVIRONMENT = {
     "PATH": os.environ["PATH"],
     "HOME": "/nonexistent",
@@ -149,8 +156,6 @@ class Session:
 
     def try_agent(self, script: str) -> ExecResult:
         """Runs a shell script as the agent, in its mounts."""
-        identity = (("HOME", "/tmp"), ("GIT_AUTHOR_NAME", "agent"), ("GIT_AUTHOR_EMAIL", "agent@sandbox.test"))
-        committer = (("GIT_COMMITTER_NAME", "agent"), ("GIT_COMMITTER_EMAIL", "agent@sandbox.test"))
         return self.bench.engine.run_once(
             Once(
                 image=TAG,
@@ -158,7 +163,7 @@ class Session:
                 user=self.plan.user,
                 labels=LABELS,
                 mounts=self.plan.named(self.bench.volumes),
-                environment=(*identity, *committer),
+                environment=AGENT_ENVIRONMENT,
             )
         )
 
