@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Literal
 
 from agent_container.commands.context import Context
@@ -18,8 +19,11 @@ from agent_container.stack_sidecar import sidecar_container
 from agent_container.subnets import DEFAULT_POOL, host_routes4, parse_networks4, plan_subnet4, plan_subnet6
 from agent_container.workspace.mounts import HostPaths, MountRequest, plan_mounts
 from agent_container.workspace.plan import WorkspacePlan
+from agent_egress.identity import BOOT_POLICY_FILE
+from agent_egress.policy import Policy
 
 Kind = Literal["up", "run"]
+POLICY_FILE = Path(BOOT_POLICY_FILE).name
 
 
 def plan_stack(
@@ -91,11 +95,15 @@ def plan_stack(
 
 
 def comparable(stack: Stack) -> Stack:
-    """The Stack without what differs between two sessions that are otherwise the same: ids, subnet, placeholders."""
+    """The Stack without what differs between two sessions that are otherwise the same: ids, subnet, placeholders, and
+    the host's own addresses, which come and go with every network that anybody makes."""
     session = stack.session
 
     def plain(text: str) -> str:
         return text.replace(session, "SESSION")
+
+    def file(name: str, text: str) -> str:
+        return lasting(text.encode()) if name == POLICY_FILE else plain(text)
 
     def container(value: Container) -> Container:
         environment = tuple((name, "" if name in stack.placeholders else text) for name, text in value.environment)
@@ -109,8 +117,13 @@ def comparable(stack: Stack) -> Stack:
         agent=container(stack.agent),
         network=replace(stack.network, subnet4=None, subnet6=None),
         volumes=tuple(replace(volume, name=plain(volume.name)) for volume in stack.volumes),
-        files=tuple((name, plain(text)) for name, text in stack.files),
+        files=tuple((name, file(name, text)) for name, text in stack.files),
     )
+
+
+def lasting(policy: bytes) -> str:
+    """A policy's text without the host's addresses of the moment."""
+    return replace(Policy.parse(policy), host_addresses=()).encode().decode()
 
 
 STANDING_DEADLINE_S = 30 * 24 * 3600

@@ -8,7 +8,7 @@ from agent_container.commands.context import Context
 from agent_container.commands.imaging import Images, make_images
 from agent_container.commands.recovery import reap_orphans
 from agent_container.commands.resolve import Resolved, approve, resolve
-from agent_container.commands.stacking import comparable
+from agent_container.commands.stacking import comparable, lasting
 from agent_container.commands.standing import close_standing, examine, standing
 from agent_container.commands.starting import Start, plan_for, start_session
 from agent_container.errors import EngineError
@@ -74,7 +74,8 @@ def _differences(ctx: Context, resolved: Resolved, images: Images, before: Sessi
     changes = []
     now = {"egress": ctx.engine.image_id(images.egress.tag), "agent": ctx.engine.image_id(images.agent.tag)}
     changes += [f"{role} image changed" for role, image in before.images if now.get(role) != image]
-    if resolved.policy.digest != before.policy_digest:
+    stood = ctx.store.policies.load(before.policy_digest) if before.policy_digest else None
+    if stood is None or lasting(stood) != lasting(resolved.policy.encode()):
         changes.append("egress policy changed")
     if resolved.grants.digest != before.spec_digest:
         changes.append("the spec changed")
