@@ -220,7 +220,7 @@ def _setup_stage(steps: Sequence[tuple[str, SetupStep]]) -> list[str]:
 
 def _final_stage(install: AgentInstall, *, uid: int, gid: int) -> list[str]:
     finish = ("/usr/bin/python3", "-I", "/agent-build/finish.py", "--uid", str(uid), "--gid", str(gid))
-    copy = [f"COPY --from=agent-program /out/{install.program} /usr/local/bin/"] if install.kind != "none" else []
+    copy = ["COPY --from=agent-program /out/ /usr/local/bin/"] if install.kind != "none" else []
     return [
         "FROM setup AS agent",
         "USER 0:0",
