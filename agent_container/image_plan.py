@@ -36,7 +36,7 @@ _WITH_CA = ("/bin/sh", "/agent-build/with-ca")
 
 @dataclass(frozen=True)
 class AgentInstall:
-    """How an agent's program gets into the image. The npm kind copies one native program out of a stage of its own."""
+    """How an agent gets into the image. The npm kind copies native programs out of a stage of its own."""
 
     kind: Literal["none", "npm"] = "none"
     package: str = ""
