@@ -166,6 +166,7 @@ start_dockerd() {
         wait_for_docker "" 60 || die "docker was started but does not answer" "journalctl -u docker -n 50"
         return 0
     fi
+    refuse_chroot
     have dockerd || die "docker's client is here but dockerd is not, and nothing answers at ${DOCKER_HOST:-its socket}"
     mount_cgroups
     launch_dockerd && return 0
@@ -176,6 +177,15 @@ start_dockerd() {
     fi
     tail -n 30 $_dockerd_log >&2
     die "dockerd did not start" "its log: $_dockerd_log"
+}
+
+# `docker exec` enters a container by its mount namespace, whose root under a chrooted dockerd is still that of the machine outside:
+# what should run in a container would run there, as root (tried).
+refuse_chroot() {
+    local outside
+    outside=$(nsenter --mount=/proc/self/ns/mnt stat -c %d:%i / 2>/dev/null) || return 0
+    [ "$outside" = "$(stat -c %d:%i /)" ] || die "this is a chroot: programs for a container would end up outside of it" \
+        "use a container or a virtual machine, or pivot_root instead of chroot"
 }
 
 # No init system here: in the background, in a session of its own, so that the end of this script does not end it.

@@ -75,7 +75,6 @@ git clone -q --no-hardlinks "$root" "$machine/home/dev/agent-container"
 cat >"$machine/start" <<'BOOT'
 #!/bin/bash
 set -e
-mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t tmpfs -o mode=755 tmpfs /dev
 while read -r node major minor; do
@@ -100,9 +99,17 @@ BOOT
 chmod +x "$machine/start"
 say "fresh $release: ${commands[*]}"
 started=$SECONDS status=0
-# The outer mount namespace makes the tree a mount point of its own, so that what is mounted below it goes when the last process does.
+# pivot_root and not chroot: in a chroot the namespace's root is still the host's, and there `docker exec` would end up.
+cat >"$machine/enter" <<'ENTER'
+set -e
+mount --bind "$0" "$0"
+cd "$0"
+mkdir -p .host
+pivot_root . .host
+exec chroot . /bin/bash -c 'mount -t proc proc /proc && umount -l /.host && exec "$@"' bash /usr/bin/env -i HOME=/home/dev TERM=dumb LANG=C.UTF-8 \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /start "$@"
+ENTER
 ip netns exec "$name" unshare --mount --uts --ipc --pid --fork --kill-child --propagation private \
-    bash -c 'mount --bind "$0" "$0" && exec chroot "$0" /usr/bin/env -i HOME=/home/dev TERM=dumb LANG=C.UTF-8 \
-        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin /start "$@"' "$machine" "${commands[@]}" </dev/null || status=$?
+    bash -c "$(cat "$machine/enter")" "$machine" "${commands[@]}" </dev/null || status=$?
 say "fresh $release: exit status $status after $((SECONDS - started)) s"
 exit $status
