@@ -96,7 +96,7 @@ class Frame:
     """Milliseconds since the turn began, by a clock that never steps."""
     wall_ms: int | None
     """The container's wall clock, milliseconds since the epoch; the agent's word."""
-    channel: Literal["stdout", "stderr", "exit"]
+    channel: Literal["stdout", "stderr", "exit", "truncated"]
     data: bytes = b""
     code: int | None = None
     signal: str | None = None
@@ -172,6 +172,8 @@ def _frame(number: int, row: dict[str, object]) -> Frame:
             reason=_text(row.get("reason")),
             detail=_text(row.get("detail")),
         )
+    if channel == "truncated":  # the spool's cap bit: said by a frame, so that no reader takes the rest for all
+        return Frame(number, seq, t_ms, wall_ms, "truncated", detail=_text(row.get("detail")))
     if channel not in ("stdout", "stderr"):
         raise ValueError("ch")
     stream: Literal["stdout", "stderr"] = "stdout" if channel == "stdout" else "stderr"

@@ -18,6 +18,7 @@ from agent_container.events import (
     Event,
     Evidence,
     PermissionDenied,
+    RunNote,
     ToolCall,
     Usage,
 )
@@ -77,6 +78,9 @@ class Tally:
             self.first_wall_ms = frame.wall_ms - frame.t_ms
         if frame.channel == "exit":
             self._exit = frame
+            return
+        if frame.channel == "truncated":
+            yield RunNote(at=self._moment(frame), text=f"the spool was cut: {frame.detail}")
             return
         yield from self._lines(frame.channel, lambda splitter: splitter.feed(frame.data), self._moment(frame))
 

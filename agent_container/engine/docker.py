@@ -263,7 +263,8 @@ class DockerEngine:
 
     def interactive(self, container: str, argv: Sequence[str], *, tty: bool, user: str = "") -> int:
         """Hands the caller's own terminal to a program in the container through the docker command."""
-        flags = ["-it"] if tty else ["-i"]
+        # The client's own detach keys are ctrl-p ctrl-q, which are the runner's: ours must get them.
+        flags = ["-it", "--detach-keys", "ctrl-@"] if tty else ["-i"]
         if user:
             flags += ["-u", user]
         command = ["docker", "exec", *flags, container, *argv]

@@ -81,6 +81,8 @@ class _Progress:
 
     def take(self, frame: Frame) -> None:
         """Counts a frame of output and passes its events on."""
+        if frame.channel not in ("stdout", "stderr"):
+            return
         self.next_seq = max(self.next_seq, frame.seq + 1)
         self.last_output = time.monotonic()
         stdout = frame.channel == "stdout"
@@ -207,6 +209,10 @@ def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None) -> T
             return TurnEnd(Outcome.TIMEOUT, f"it printed nothing for limits.idle ({frame.detail})", code, signal)
         case "stopped" | "interrupted":
             return TurnEnd(Outcome.INTERRUPTED, frame.detail or "stopped by its user", code, signal)
+        case "output" | "volume":
+            return TurnEnd(Outcome.FAILED, f"it was ended by the runner: {frame.detail or frame.reason}", code, signal)
+        case "lost":
+            return TurnEnd(Outcome.LOST, frame.detail or "the runner was restarted while the agent worked", code, signal)
         case "spawn":
             return TurnEnd(Outcome.NEVER_STARTED, f"the agent's program could not be started: {frame.detail}", code)
         case _:
