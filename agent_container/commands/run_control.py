@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_container.commands.context import Context
+from agent_container.commands.imaging import plan_images
 from agent_container.commands.recovery import finish_orphan, profile_named, reap_orphans
 from agent_container.commands.runs import load_record, project_here, resolve_run
 from agent_container.drain import file_pieces
@@ -19,7 +20,7 @@ from agent_container.records import RunRecord
 from agent_container.sandbox.closing import PATCH, close_run, throwaway
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.turn import TurnWatch, follow_turn
-from agent_container.session import Phase, SessionState
+from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.workspace.result import ApplyResult, apply_result
 from agent_container.workspace.tree import inspect_tree
 
@@ -153,17 +154,11 @@ def apply_run(
         raise UsageError(f"run {place.run_id} changed nothing", hint=f"agent-container runs show {place.run_id}")
     root = Path(record.host.project_root)
     facts = inspect_tree(root, home=Path(ctx.environ.get("HOME") or "/"))
-    state = ctx.store.sessions.load(place.run_id)
-    image = dict(state.images).get("agent") or ""
-    use = state.workspace
-    if not image or ctx.engine.image_id(image) is None:
-        raise UsageError(
-            "the image that the work was made with is gone, and with it the git that would look at the work",
-            hint=f"git -C {root} fetch {bundle} refs/heads/result:refs/heads/agent/{place.run_id}",
-        )
-    with ctx.store.sessions.lock(state.id, doing="runs apply"):
+    use = _workspace_use(ctx, place.run_id)
+    image = _git_image(ctx, record.host.digests.agent_image)
+    with ctx.store.sessions.lock(place.run_id, doing="runs apply"):
         return apply_result(
-            throwaway(ctx.engine, ctx.store, state, image=image),
+            throwaway(ctx.engine, ctx.store, session=place.run_id, project=place.project_id, image=image),
             facts,
             bundle,
             run=place.run_id,
@@ -175,3 +170,24 @@ def apply_run(
             protect=use.protect if use else (),
             accept_sensitive=accept_sensitive,
         )
+
+
+def _workspace_use(ctx: Context, run: str) -> WorkspaceUse | None:
+    """How the run's workspace was used; None when this host has forgotten, which costs a better hint and no more."""
+    try:
+        return ctx.store.sessions.load(run).workspace
+    except NotRunning:
+        return None
+
+
+def _git_image(ctx: Context, recorded: str | None) -> str:
+    """An image whose git looks at the work: the run's own, or the one that the project has now."""
+    if recorded and ctx.engine.image_id(recorded) is not None:
+        return recorded
+    current = plan_images(ctx, resolve(ctx, verb="run")).agent.tag
+    if ctx.engine.image_id(current) is None:
+        raise UsageError(
+            "the image is gone in which git would look at the work before it enters your repository",
+            hint="agent-container build",
+        )
+    return current

@@ -26,7 +26,7 @@ from agent_container.stack import Stack
 from agent_container.store import Phase, default_roots
 from agent_container.workspace.mounts import HostPaths
 from agent_container.workspace.plan import WorkspacePlan, plan_workspace
-from agent_container.workspace.prepare import UserGit, prepare_workspace, write_files
+from agent_container.workspace.prepare import prepare_workspace, read_user_git, write_files
 from agent_container.workspace.protected import protected_state
 from agent_egress.policy import Policy
 
@@ -171,12 +171,12 @@ def _preparation(
 
     def prepare() -> WorkspaceUse:
         readied = prepare_workspace(
-            throwaway(ctx.engine, ctx.store, state, image=stack.agent.image),
+            throwaway(ctx.engine, ctx.store, session=state.id, project=state.project_id, image=stack.agent.image),
             resolved.facts,
             plan,
             names=names,
             run=start.session,
-            user_git=UserGit(ignore=_user_ignore(ctx)),
+            user_git=read_user_git(ctx.environ, home=Path(ctx.environ.get("HOME") or "/")),
         )
         for warning in readied.warnings:
             ctx.report(f"Note: {warning}")
@@ -197,15 +197,6 @@ def _preparation(
         )
 
     return prepare
-
-
-def _user_ignore(ctx: Context) -> str:
-    """The user's own ignore rules (gitignore(5)), so that what they never commit is not carried."""
-    config = ctx.environ.get("XDG_CONFIG_HOME") or str(Path(ctx.environ.get("HOME") or "/") / ".config")
-    try:
-        return (Path(config) / "git" / "ignore").read_text(errors="replace")[:65536]
-    except OSError:
-        return ""
 
 
 def _state(ctx: Context, start: Start, stack: Stack, decoys: Decoys) -> SessionState:

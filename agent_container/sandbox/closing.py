@@ -192,7 +192,7 @@ def _collect(engine: Engine, store: Store, state: SessionState, staged: Path) ->
         return None, ()
     try:
         work = collect_work(
-            throwaway(engine, store, state, image=image),
+            throwaway(engine, store, session=state.id, project=state.project_id, image=image),
             [Mount(kind=m.kind, source=m.source, target=m.target) for m in use.mounts],
             prepared=Prepared(head=use.head, base=use.base, carried=use.carried),
             user=use.user,
@@ -224,15 +224,15 @@ def _touched(store: Store, state: SessionState) -> tuple[str, ...]:
     return tuple(f"changed while the agent worked, and tools on this host run or obey it: {path}" for path in changed)
 
 
-def throwaway(engine: Engine, store: Store, state: SessionState, *, image: str) -> Throwaway:
-    """How this session's throw-away containers run."""
+def throwaway(engine: Engine, store: Store, *, session: str, project: str, image: str) -> Throwaway:
+    """How a session's throw-away containers run."""
     directory = store.writer.make_dir(_streams(store, state))
-    labels = ((f"{LABEL}.session", state.id), (f"{LABEL}.project", state.project_id), (f"{LABEL}.role", "throwaway"))
+    labels = ((f"{LABEL}.session", session), (f"{LABEL}.project", project), (f"{LABEL}.role", "throwaway"))
     return Throwaway(run_once=engine.run_once, image=image, labels=labels, directory=directory)
 
 
 def _streams(store: Store, state: SessionState) -> Path:
-    return store.sessions.rendered_dir(state.id).parent / "streams"
+    return store.sessions.rendered_dir(session).parent / "streams"
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

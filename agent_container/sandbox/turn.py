@@ -212,7 +212,9 @@ def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None) -> T
         case "output" | "volume":
             return TurnEnd(Outcome.FAILED, f"it was ended by the runner: {frame.detail or frame.reason}", code, signal)
         case "lost":
-            return TurnEnd(Outcome.LOST, frame.detail or "the runner was restarted while the agent worked", code, signal)
+            return TurnEnd(
+                Outcome.LOST, frame.detail or "the runner was restarted while the agent worked", code, signal
+            )
         case "spawn":
             return TurnEnd(Outcome.NEVER_STARTED, f"the agent's program could not be started: {frame.detail}", code)
         case _:
