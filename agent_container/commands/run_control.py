@@ -12,6 +12,7 @@ from typing import Literal
 from agent_container.commands.context import Context
 from agent_container.commands.imaging import plan_images
 from agent_container.commands.recovery import finish_orphan, profile_named, reap_orphans
+from agent_container.commands.resolve import resolve
 from agent_container.commands.runs import load_record, project_here, resolve_run
 from agent_container.drain import file_pieces
 from agent_container.errors import Locked, NotRunning, UsageError

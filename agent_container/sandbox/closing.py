@@ -142,7 +142,7 @@ def remove(engine: Engine, store: Store, state: SessionState) -> None:
     """Removes containers, networks and the session's own volumes, then closes it. Only after its record is on disk."""
     engine.remove_session(state.id, volumes=state.volumes)
     # A killed process leaves a copy of the project there, on its way into a volume.
-    store.writer.remove_tree(_streams(store, state))
+    store.writer.remove_tree(_streams(store, state.id))
     store.sessions.close(state.id, outcome=state.outcome)
 
 
@@ -226,12 +226,12 @@ def _touched(store: Store, state: SessionState) -> tuple[str, ...]:
 
 def throwaway(engine: Engine, store: Store, *, session: str, project: str, image: str) -> Throwaway:
     """How a session's throw-away containers run."""
-    directory = store.writer.make_dir(_streams(store, state))
+    directory = store.writer.make_dir(_streams(store, session))
     labels = ((f"{LABEL}.session", session), (f"{LABEL}.project", project), (f"{LABEL}.role", "throwaway"))
     return Throwaway(run_once=engine.run_once, image=image, labels=labels, directory=directory)
 
 
-def _streams(store: Store, state: SessionState) -> Path:
+def _streams(store: Store, session: str) -> Path:
     return store.sessions.rendered_dir(session).parent / "streams"
 
 
