@@ -36,6 +36,7 @@ A, CNAME, TXT, AAAA = 1, 5, 16, 28
 lock = threading.Lock()
 zone: dict[str, dict[str, list[str]]] = {}
 flips: Counter[str] = Counter()
+deaf = threading.Event()
 queries: list[dict[str, object]] = []
 requests: list[dict[str, object]] = []
 packets: Counter[tuple[str, str, int]] = Counter()
@@ -302,6 +303,8 @@ def serve_udp(port: int) -> None:
     sock.bind(("::", port))
     while True:
         data, ancillary, _, peer = sock.recvmsg(4096, 1024)
+        if port == 53 and deaf.is_set():
+            continue
         try:
             sock.sendmsg([dns_answer(data, over="udp") if port == 53 else data], ancillary, 0, peer)
         except (OSError, ValueError, IndexError, struct.error):
@@ -316,6 +319,8 @@ def operate(message: dict[str, object]) -> object:
     with lock:
         if op == "zone":
             zone.update(message["zone"])  # type: ignore[arg-type]
+        elif op == "deaf":
+            (deaf.set if message["deaf"] else deaf.clear)()
         elif op == "clear":
             queries.clear()
             requests.clear()

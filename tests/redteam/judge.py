@@ -1,5 +1,5 @@
-"""The attempts seen from both sides: what they report, and what arrived in the world that nothing allowed. Shared by the
-sidecar's tests and the mutants."""
+"""The attempts seen from both sides: what they report, and what arrived in the world that nothing allowed. Shared by
+the sidecar's tests and the mutants."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """A test network with the rest of the internet behind its gateway, a real sidecar in it, and an agent's twin in the
 sidecar's namespace: what the boundary's tests run on.
 
-The network is not `internal`, since the engine's bridge filter then drops every frame that is not for the subnet itself
-and a leak would pass unseen. Its default gateway is the `World` container instead, and nothing on it is translated, so a
-broken rule leaks into the world and nowhere else. Objects carry the label by which leftovers of a killed run are found.
+The network is not `internal`, since the engine's bridge filter then drops every frame that is not for the subnet
+itself, and a leak would pass unseen. Its default gateway is the `World` container instead, and nothing on it is
+translated, so a broken rule leaks into the world and nowhere else. Objects carry the label by which leftovers of a
+killed run are found.
 """
 
 from __future__ import annotations
@@ -267,8 +268,9 @@ class Sidecar:
     def receipts(self) -> list[bytes]:
         """The chain as it stands in the volume."""
         text = docker(
-            "run", "--rm", "--network", "none", "--volume", f"{self.volumes['receipts']}:/r:ro", "--user", "64105:64105",
-            "--entrypoint", PYTHON, sidecar_image(), "-c", "print(open('/r/receipts.jsonl').read(), end='')",
+            "run", "--rm", "--network", "none", "--volume", f"{self.volumes['receipts']}:/r:ro",
+            "--user", "64105:64105", "--entrypoint", PYTHON, sidecar_image(),
+            "-c", "print(open('/r/receipts.jsonl').read(), end='')",
         )  # fmt: skip
         return [line.encode() for line in text.splitlines()]
 
