@@ -320,6 +320,8 @@ def globals_first(argv: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The program. Exit statuses: docs/reference.md."""
+    if argv is None:
+        _speak_utf8()
     words = globals_first(sys.argv[1:] if argv is None else argv)
     verb = next((word for word in words if not word.startswith("-")), "")
     try:
@@ -340,6 +342,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = _other(error, verb)
     sys.stdout.flush()
     raise SystemExit(code)
+
+
+def _speak_utf8() -> None:
+    """Starts again in Python's UTF-8 mode where the locale says something else (`LC_ALL=C`, as cron has it).
+
+    Paths would be held as surrogates there, which neither JSON nor the engine takes.
+    """
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", "-m", "agent_container.cli", *sys.argv[1:]])  # noqa: S606
 
 
 def _other(error: Exception, verb: str) -> int:

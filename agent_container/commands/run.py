@@ -197,7 +197,7 @@ def run_detached(
     approve(ctx, resolved, accept=accept)
     make_images(ctx, resolved)
     session = _run_id(ctx, None)
-    argv = [sys.executable, "-m", "agent_container.cli", "--no-input", "-q", "-C", str(ctx.directory.resolve())]
+    argv = [sys.executable, "-P", "-m", "agent_container.cli", "--no-input", "-q", "-C", str(ctx.directory.resolve())]
     if ctx.spec_path is not None:
         argv += ["-f", str(ctx.spec_path)]
     argv += ["run", "--run-id", session]
