@@ -102,6 +102,9 @@ def resolve_run(context: Context, run: str | None) -> RunPlace:
         try:
             return store.runs.resolve(run)
         except UsageError:
+            standing = store.sessions.records(run)
+            if len(standing) == 1:
+                return standing[0]
             if not under_way:
                 raise
             raise _no_record_yet(store, under_way[0]) from unknown

@@ -86,7 +86,7 @@ def stop_and_seal(engine: Engine, state: SessionState, *, outcome: str) -> tuple
 def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report) -> Closed:
     """Ends a run's session and publishes its record, then removes what Docker has of it. Harmless to repeat."""
     state = closing.state
-    place = store.runs.place(state.project_id, state.id)
+    place = record_place(store, state)
     published = (place.path / RECORD).is_file()
     if published and (state.recorded or (state.containers and _nothing_left(engine, state))):
         # Only the removal was cut short. Reading again would find less than the record holds.
@@ -136,6 +136,13 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         remove(engine, store, state)
     left = work.left_behind if work else ()
     return Closed(record=_stored(place), place=place, left_behind=left, removed=done)
+
+
+def record_place(store: Store, state: SessionState) -> RunPlace:
+    """Where the session's record goes: a run's among the runs, a standing environment's with its evidence."""
+    if state.kind == "up":
+        return store.sessions.record_place(state.project_id, state.id)
+    return store.runs.place(state.project_id, state.id)
 
 
 def remove(engine: Engine, store: Store, state: SessionState) -> None:

@@ -15,6 +15,7 @@ from agent_container.errors import NotRunning, StoreError, Unverifiable
 from agent_container.session import Phase, SessionState, parse_session
 from agent_container.store.locks import Holder, Locks
 from agent_container.store.paths import safe_name
+from agent_container.store.runs import RunPlace
 from agent_container.store.sealing import Sealer
 from agent_container.store.writer import LEFTOVER_AGE_S, TEMP_PREFIX, Writer, read_file
 
@@ -116,6 +117,19 @@ class Sessions:
     def evidence_dir(self, session_id: str) -> Path:
         """Where the session's chain key and, for a standing environment, its receipts lie. Need not exist."""
         return self._data / safe_name(session_id, what="session")
+
+    def record_place(self, project_id: str, session_id: str) -> RunPlace:
+        """Where the record of a standing environment lies: with its evidence, apart from the runs."""
+        return RunPlace(project_id, session_id, self.evidence_dir(session_id) / session_id)
+
+    def records(self, prefix: str) -> tuple[RunPlace, ...]:
+        """Records of standing environments whose id begins so, newest first."""
+        found = []
+        for session_id in sorted(_names(self._data), reverse=True):
+            place = self.record_place("", session_id)
+            if session_id.startswith(prefix) and place.path.is_dir():
+                found.append(place)
+        return tuple(found)
 
     def rendered_dir(self, session_id: str) -> Path:
         """Where `save_rendered` writes. Need not exist."""
