@@ -88,7 +88,8 @@ def profile_named(name: str) -> AgentProfile:
 
 
 def still_works(engine: Engine, state: SessionState) -> bool:
-    """Whether the agent's container runs and its runner still has the turn."""
+    """Whether the agent's container runs and its runner still has the turn. A runner that gives no answer may be slow
+    on a busy machine: its agent counts as working, until a limit or its user says otherwise."""
     agent = state.container("agent")
     found = engine.inspect(agent) if agent is not None else None
     if agent is None or found is None or found.status != "running":
@@ -97,7 +98,8 @@ def still_works(engine: Engine, state: SessionState) -> bool:
         with RunnerClient.connect(engine, agent) as runner:
             status = runner.status()
     except EngineError:
-        return False
+        found = engine.inspect(agent)
+        return found is not None and found.status == "running"
     turns = status.get("turns")
     rows = turns if isinstance(turns, list) else list(turns.values()) if isinstance(turns, dict) else []
     return any(isinstance(row, dict) and row.get("running") is True for row in rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
     state = closing.state
     place = record_place(store, state)
     published = (place.path / RECORD).is_file()
-    if published and (state.recorded or (state.containers and _nothing_left(engine, state))):
+    if published and (state.recorded or (state.containers and _gone(engine, state, set(dict(state.containers))))):
         # Only the removal was cut short. Reading again would find less than the record holds.
         remove(engine, store, state)
         return Closed(record=_stored(place), place=place)
@@ -101,7 +101,8 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         staged = stack.enter_context(store.runs.staging(place))
         work, work_notes = _collect(engine, store, state, staged)
         report("Collected the work")
-        drained = drain(staged, _sources(engine, state))
+        reports = {role: drain(staged, [source]) for role, source in _sources(engine, state).items()}
+        drained = reports["agent"] + reports["egress"]
         tally = Tally(closing.profile.parser(), started=state.turn_started)
         scratch = stack.enter_context(tempfile.TemporaryFile(dir=store.state))
         scratch.writelines(encode_event(event) for event in tally.events(_pieces(staged / RAW)))
@@ -130,7 +131,8 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         )
     _advance_checkpoint(store, state, chain)
     report("Drained the record")
-    done = drained.complete or not final.fresh or _nothing_left(engine, state)
+    unread = {role for role, report in reports.items() if not report.complete}
+    done = not final.fresh or _gone(engine, state, unread)
     if done:
         state = store.sessions.save(state.updated(recorded=True))
         remove(engine, store, state)
@@ -157,9 +159,9 @@ def _stored(place: RunPlace) -> RunRecord:
     return parse_record((place.path / RECORD).read_bytes(), origin=str(place.path / RECORD))
 
 
-def _nothing_left(engine: Engine, state: SessionState) -> bool:
-    """Whether both containers are gone, so that no other try could read more."""
-    return all(engine.inspect(container) is None for _, container in state.containers)
+def _gone(engine: Engine, state: SessionState, roles: Set[str]) -> bool:
+    """Whether the containers of all these roles are gone, so that no other try could read more from them."""
+    return all(engine.inspect(container) is None for role, container in state.containers if role in roles)
 
 
 def _outcome_word(closing: Closing) -> str:
@@ -171,24 +173,25 @@ def spool_path(turn: str) -> str:
     return f"{RUN_VOLUME}/turns/{turn}/spool.jsonl"
 
 
-def _sources(engine: Engine, state: SessionState) -> list[Source]:
+def _sources(engine: Engine, state: SessionState) -> dict[str, Source]:
+    """By the role of the container that has it."""
     agent, egress = state.container("agent"), state.container("egress")
     opened = bool(state.policy_digest)
-    return [
-        Source(
+    return {
+        "agent": Source(
             name="the runner's spool",
             into=RAW,
             read=lambda: engine.read_archive(agent, spool_path(state.id)) if agent else iter(()),
             optional=True,
         ),
-        Source(
+        "egress": Source(
             name="the receipts",
             into=RECEIPTS,
             read=lambda: engine.read_archive(egress, RECEIPTS_FILE) if egress else iter(()),
             optional=not opened,
             caps=RECEIPT_CAPS,
         ),
-    ]
+    }
 
 
 def _collect(engine: Engine, store: Store, state: SessionState, staged: Path) -> tuple[Work | None, tuple[str, ...]]:
