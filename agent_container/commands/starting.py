@@ -231,7 +231,7 @@ def _state(ctx: Context, start: Start, stack: Stack, decoys: Decoys) -> SessionS
 def close_failed(
     ctx: Context, resolved: Resolved, session: str, *, error: BaseException, interrupted: bool
 ) -> Closed | None:
-    """Closes a run whose sandbox did not come up, so that nothing is left half up. Its record says why."""
+    """Closes a session whose sandbox did not come up, so that nothing is left half up. Its record says why."""
     try:
         state = ctx.store.sessions.load(session)
     except AgentContainerError:

@@ -10,7 +10,7 @@ from agent_container.commands.recovery import reap_orphans
 from agent_container.commands.resolve import Resolved, approve, resolve
 from agent_container.commands.stacking import comparable, lasting
 from agent_container.commands.standing import close_standing, examine, standing
-from agent_container.commands.starting import Start, plan_for, start_session
+from agent_container.commands.starting import Start, close_failed, plan_for, start_session
 from agent_container.errors import EngineError
 from agent_container.ids import new_id
 from agent_container.session import Phase, SessionState
@@ -57,10 +57,8 @@ def _converge(ctx: Context, resolved: Resolved, images: Images, *, recreate: boo
     start = Start(resolved=resolved, images=images, session=session, kind="up", previous=before.id if before else None)
     try:
         start_session(ctx, start)
-    except BaseException:
-        state = _made(ctx, session)
-        if state is not None:
-            close_standing(ctx, state, reason="its sandbox did not come up")
+    except BaseException as error:
+        close_failed(ctx, resolved, session, error=error, interrupted=isinstance(error, KeyboardInterrupt))
         raise
     ctx.store.sessions.save(ctx.store.sessions.load(session).updated(phase=Phase.RUNNING))
     return UpResult(session, changed=True, changes=changes, summary="up; `agent-container attach` opens the agent")
@@ -80,7 +78,3 @@ def _differences(ctx: Context, resolved: Resolved, images: Images, before: Sessi
     if resolved.grants.digest != before.spec_digest:
         changes.append("the spec changed")
     return tuple(changes) or ("the configuration changed",)
-
-
-def _made(ctx: Context, session: str) -> SessionState | None:
-    return next((state for state in ctx.store.sessions.list() if state.id == session), None)

@@ -12,6 +12,7 @@ A failure anywhere starts nothing further; the caller closes what is there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from agent_container.store import Store
 
 OPEN_WAIT_S = 60.0
 """A part that ends while it starts is told at once; only a busy machine needs so long."""
+ENDING_WAIT_S = 5.0
 ROLES = ("egress", "agent")
 
 
@@ -96,7 +98,9 @@ def _start_sidecar(engine: Engine, container: str, opening: Opening) -> Ready:
             session=opening.state.id, chain_key=opening.chain_key, wait_s=OPEN_WAIT_S
         )
     except EngineError as error:
-        state = engine.inspect(container)
+        if isinstance(error, SidecarError) and error.part != "control":
+            raise  # in its own words
+        state = _ended(engine, container)
         if state is not None and state.status == "running":
             raise
         words = engine.tail(container, lines=12)
@@ -107,6 +111,16 @@ def _start_sidecar(engine: Engine, container: str, opening: Opening) -> Ready:
             part=part or getattr(error, "part", "supervisor"),
             details=words,
         ) from None
+
+
+def _ended(engine: Engine, container: str) -> ContainerState | None:
+    """Waits a moment for the end of a sidecar that gave no answer: it may be about to say why."""
+    until = time.monotonic() + ENDING_WAIT_S
+    while (state := engine.inspect(container)) is not None and state.status == "running":
+        if time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    return state
 
 
 def _check_both(engine: Engine, stack: Stack, created: Created, *, files_dir: str) -> tuple[str, ...]:
