@@ -96,10 +96,7 @@ def still_works(engine: Engine, state: SessionState) -> bool:
         return False
     try:
         with RunnerClient.connect(engine, agent) as runner:
-            status = runner.status()
+            return runner.works(state.id)
     except EngineError:
         found = engine.inspect(agent)
         return found is not None and found.status == "running"
-    turns = status.get("turns")
-    rows = turns if isinstance(turns, list) else list(turns.values()) if isinstance(turns, dict) else []
-    return any(isinstance(row, dict) and row.get("running") is True for row in rows)

@@ -124,6 +124,12 @@ class RunnerClient:
             }
         )
 
+    def works(self, turn: str) -> bool:
+        """Whether the runner has this turn and has not seen its end."""
+        rows = self.status().get("turns")
+        known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        return any(row.get("turn") == turn and row.get("state") != "ended" for row in known)
+
     def status(self) -> dict[str, object]:
         """Turns and ptys that the runner knows."""
         return self._ask({"op": "status"})
