@@ -52,7 +52,7 @@ def working(home: Home) -> str:
         agent = home.container(session, "agent")
         if docker("exec", agent, "sh", "-c", f"grep -c working {spool} || true") == ["1"]:
             return session
-        time.sleep(0.1)
+        time.sleep(0.5)
     raise AssertionError("the agent printed nothing")
 
 

@@ -108,7 +108,9 @@ class Home:
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Every published record."""
-        found = (path for path in self.data.glob("runs/*/*/record.json") if not path.parent.name.startswith("."))
+        # A standing environment's lies with its evidence.
+        paths = [*self.data.glob("runs/*/*/record.json"), *self.data.glob("sessions/*/*/record.json")]
+        found = (path for path in paths if not path.parent.name.startswith("."))
         return {path.parent.name: json.loads(path.read_text()) for path in found}
 
     def project_id(self) -> str:
