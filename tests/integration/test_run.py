@@ -143,13 +143,16 @@ def test_a_detached_run_is_followed_listed_and_stopped(world: World) -> None:
     world.agc("runs", "stop", cwd=project, code=4)
 
 
-def test_a_detached_run_goes_on_by_itself(world: World) -> None:
-    project = world.project("alone")
+def test_a_detached_run_goes_on_by_itself_and_runs_nothing_of_the_project(world: World, tmp_path: Path) -> None:
+    planted = f"open({str(tmp_path / 'pwned')!r}, 'w')\n"
+    modules = ("typer.py", "yaml.py", "agent_container/__init__.py", "sitecustomize.py")
+    project = world.project("alone", **dict.fromkeys(modules, planted))
     run = world.agc("--json", "run", "-d", "shell: sleep 2; echo alone", cwd=project).result["run"]
     until = time.monotonic() + 120
     while not list((world.data / "runs").glob(f"*/{run}/record.json")) and time.monotonic() < until:
         time.sleep(0.2)
     assert world.record(run)["host"]["outcome"] == "succeeded"
+    assert not (tmp_path / "pwned").exists()
 
 
 # --- approval ---
@@ -225,8 +228,8 @@ def test_a_run_is_read_checked_and_brought_home_as_a_branch(world: World) -> Non
     assert world.git(project, "show", f"{branch}:loose") == "left"
     assert (project / "README").read_text() == "hello\n"
     assert world.git(project, "status", "--porcelain") == ""
-    assert runs("verify").result["status"] == "verified"
-    assert world.agc("--json", "verify-egress", run[:17], cwd=project).result["status"] == "verified"
+    assert runs("verify").result["findings"] == []
+    assert world.agc("--json", "verify-egress", run[:17], cwd=project).result["findings"] == []
 
 
 def test_a_plain_directory_gets_its_files_back(world: World) -> None:

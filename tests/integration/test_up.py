@@ -215,6 +215,7 @@ def test_a_planted_hook_or_filter_does_not_reach_the_host_s_repository(
     witness = tmp_path / "pwned"
     script = f"""
 set -e
+mkdir -p .git/hooks .git/info
 git config user.name agent; git config user.email agent@sandbox.test
 printf '#!/bin/sh\\ntouch {witness}\\n' >.git/hooks/pre-commit; chmod +x .git/hooks/pre-commit
 cp .git/hooks/pre-commit .git/hooks/post-checkout

@@ -175,7 +175,7 @@ class World:
 
     def start(self, *arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[bytes]:
         """The tool, not waited for."""
-        argv = [sys.executable, "-m", "agent_container.cli", *arguments]
+        argv = [sys.executable, "-P", "-m", "agent_container.cli", *arguments]
         return subprocess.Popen(argv, cwd=cwd, env={**self.environment, **options.pop("env", {})}, **options)
 
     def agc(

@@ -1,0 +1,322 @@
+"""A real credential's whole way: sealed by its user, used by the agent, seen by the service; and nowhere else."""
+
+from __future__ import annotations
+
+import base64
+import os
+import secrets
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.support.world import DEMO, World, docker, words
+
+OWNER = 1234 if os.getuid() == 0 else os.getuid()
+SPEC = DEMO + "credentials: [acme, other]\negress: {allow: [demo.acme.test]}\n"
+QUIET = "/sse/items"  # the double answers it without echoing the request's headers
+EVERY_FILE = r"""
+env
+cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/task/*/environ
+find / \( -path /proc -o -path /sys -o -path /usr \) -prune -o -type f -readable -print0 | xargs -0 cat
+"""
+
+
+def forms(secret: bytes) -> list[bytes]:
+    """The bytes as they are, in base64 at every alignment, in hexadecimal, turned round, and halved."""
+    found = [secret, secret[::-1], secret.hex().encode(), secret.hex().upper().encode(), secret[: len(secret) // 2]]
+    found += [secret[len(secret) // 2 :]]
+    for shift in range(3):
+        whole = base64.b64encode(bytes(shift) + secret + bytes(3 - (shift + len(secret)) % 3))
+        inner = whole[4 : (len(secret) + shift) // 3 * 4 - 4]  # without what the neighbours take part in
+        found += [inner, inner.translate(bytes.maketrans(b"+/", b"-_"))]
+    assert all(len(form) > 16 for form in found)
+    return found
+
+
+class Search:
+    """Looks for a secret in whatever it is given, and for the placeholder, to prove that it looks."""
+
+    def __init__(self, *needles: bytes) -> None:
+        self._needles = [form for needle in needles for form in forms(needle)]
+        self._overlap = max(map(len, self._needles))
+
+    def bytes(self, data: bytes, where: str) -> None:
+        found = [needle[:4] for needle in self._needles if needle in data]
+        assert not found, f"the secret is in {where}"
+
+    def tree(self, top: Path, *, but: Path | None = None) -> int:
+        files = [path for path in top.rglob("*") if path.is_file() and (but is None or but not in path.parents)]
+        for path in files:
+            self.bytes(bytes(path.name, "utf-8", "surrogateescape") + b"\0" + path.read_bytes(), str(path))
+        return len(files)
+
+    def output(self, argv: list[str], where: str) -> int:
+        """The output of a command, too long to hold."""
+        total, tail = 0, b""
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            while chunk := process.stdout.read(1 << 22):
+                self.bytes(tail + chunk, where)
+                total, tail = total + len(chunk), chunk[-self._overlap :]
+        return total
+
+
+def test_a_search_finds_every_form() -> None:
+    secret = secrets.token_urlsafe(40).encode()
+    search = Search(secret)
+    search.bytes(b"innocent", "nowhere")
+    for shift in range(3):
+        for data in (secret.hex().encode(), base64.b64encode(b"x" * shift + secret + b"yz"), b"a" + secret[::-1]):
+            with pytest.raises(AssertionError):
+                search.bytes(b"..." + data + b"...", "here")
+
+
+@dataclass
+class Sealed:
+    """Two credentials that the user has set, and what was seen while they did."""
+
+    acme: bytes = field(default_factory=lambda: b"sk-real-" + secrets.token_urlsafe(48).encode())
+    other: bytes = field(default_factory=lambda: b"ghp_real" + secrets.token_hex(24).encode())
+    arguments: set[bytes] = field(default_factory=set)
+    output: bytes = b""
+
+
+@pytest.fixture(scope="module")
+def sealed(world: World) -> Sealed:
+    made, stop = Sealed(), threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    made.arguments.add(path.read_bytes())
+                except OSError:
+                    continue
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        where = world.path / "home"
+        binding = (
+            "--host",
+            "api.acme.test",
+            "--method",
+            "GET",
+            "--method",
+            "POST",
+            "--path",
+            QUIET,
+            "--path",
+            QUIET + "/*",
+        )
+        done = world.agc("--json", "credential", "set", "acme", *binding, "--env", "ACME_TOKEN", cwd=where,
+                         stdin=made.acme + b"\n")  # fmt: skip
+        binding = ("--host", "other.acme.test", "--path", "/sse/**", "--header", "X-Api-Key", "--format", "{}")
+        file = world.path / "secret"
+        file.write_bytes(made.other)
+        other = world.agc(
+            "credential", "set", "other", *binding, "--env", "OTHER_KEY", "--from-file", str(file), cwd=where
+        )
+        file.unlink()
+        listed = world.agc("credential", "ls", cwd=where)
+        made.output = b"".join((done.out, done.err, other.out, other.err, listed.out, listed.err))
+    finally:
+        stop.set()
+        watcher.join()
+    return made
+
+
+def test_a_secret_is_sealed_and_never_shown(world: World, sealed: Sealed) -> None:
+    search = Search(sealed.acme, sealed.other)
+    assert any(b"credential" in arguments for arguments in sealed.arguments)
+    search.bytes(b"\n".join(sealed.arguments), "an argument")
+    search.bytes(sealed.output, "the output of `credential`")
+    for top in (world.path / "data", world.path / "state"):
+        assert search.tree(top) > 0
+        for path in top.rglob("*"):
+            mode = stat.S_IMODE(path.lstat().st_mode)
+            assert path.is_symlink() or mode & 0o077 == 0 or "rendered" in str(path) or "docker" in str(path), (
+                path,
+                oct(mode),
+            )
+    boxes = list((world.data / "credentials").iterdir())
+    assert {stat.S_IMODE(path.stat().st_mode) for path in boxes} == {0o600}
+    assert stat.S_IMODE((world.data / "credentials").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("secret", [b"", b"\n", b"two\nlines", b"with blank", b"caf\xc3\xa9", b"x" * 9000])
+def test_a_secret_that_no_header_carries_is_refused_without_being_shown(secret: bytes, world: World) -> None:
+    done = world.agc(
+        "credential", "set", "bad", "--host", "api.acme.test", "--path", "/x", cwd=world.path, stdin=secret, code=2
+    )
+    assert secret[:4] not in done.out + done.err or len(secret) < 2
+    assert "bad" not in world.agc("credential", "ls", cwd=world.path).text
+
+
+@dataclass
+class Standing:
+    """A sandbox that may use both."""
+
+    project: Path
+    session: str
+
+    def curl(self, world: World, *words: str) -> str:
+        """The status that curl got; the placeholders are the sandbox's own variables."""
+        line = "curl -s -o /dev/null -m 20 -w %{http_code} " + " ".join(words)
+        return world.agc("exec", "/bin/sh", "-c", line, cwd=self.project, code=None).out.decode()
+
+
+@pytest.fixture(scope="module")
+def standing(world: World, sealed: Sealed) -> Iterator[Standing]:
+    project = world.project("credentialed", SPEC)
+    if os.getuid() == 0:
+        subprocess.run(["chown", "-hR", f"{OWNER}:{OWNER}", str(project)], check=True)
+    session = world.agc("--json", "up", cwd=project).result["session"]
+    yield Standing(project, session)
+    world.agc("down", "-v", cwd=project)
+
+
+def decoy(world: World, standing: Standing, name: str) -> bytes:
+    return world.agc("exec", "/usr/bin/printenv", name, cwd=standing.project).out.strip()
+
+
+def test_the_service_gets_the_real_bytes_in_the_right_header(world: World, sealed: Sealed, standing: Standing) -> None:
+    world.ask("clear")
+    assert standing.curl(world, '-H "Authorization: Bearer $ACME_TOKEN"', f"https://api.acme.test{QUIET}") == "200"
+    assert (
+        standing.curl(world, '-d x -H "Authorization: Bearer $ACME_TOKEN"', f"https://api.acme.test{QUIET}/7") == "200"
+    )
+    assert standing.curl(world, '-H "X-Api-Key: $OTHER_KEY"', "https://other.acme.test/sse/a/b") == "200"
+    seen = [
+        (one["host"], one["method"], one["path"], [value for name, value in one["headers"] if name.lower() == header])
+        for one, header in zip(
+            world.ask("log")["requests"], ("authorization", "authorization", "x-api-key"), strict=True
+        )
+    ]
+    assert seen == [
+        ("api.acme.test", "GET", QUIET, [f"Bearer {sealed.acme.decode()}"]),
+        ("api.acme.test", "POST", f"{QUIET}/7", [f"Bearer {sealed.acme.decode()}"]),
+        ("other.acme.test", "GET", "/sse/a/b", [sealed.other.decode()]),
+    ]
+
+
+def test_only_what_carries_the_placeholder_is_given_the_secret(world: World, standing: Standing) -> None:
+    world.ask("clear")
+    assert standing.curl(world, f"https://api.acme.test{QUIET}") == "200"
+    (request,) = world.requests("api.acme.test")
+    assert "authorization" not in {name.lower() for name, _ in request["headers"]}
+    # A key of somebody else's in the bound header would carry data to their account.
+    assert standing.curl(world, '-H "Authorization: Bearer theirs"', f"https://api.acme.test{QUIET}") == "403"
+    assert len(world.requests("api.acme.test")) == 1
+
+
+BEARER = '-H "Authorization: Bearer $ACME_TOKEN"'
+MISUSES = {
+    "another path": f"{BEARER} https://api.acme.test/sse/elsewhere",
+    "a longer path": f"{BEARER} https://api.acme.test{QUIET}/7/8",
+    "another method": f"-X DELETE {BEARER} https://api.acme.test{QUIET}",
+    "another header": f'-H "X-Api-Key: $ACME_TOKEN" https://api.acme.test{QUIET}',
+    "another form": f'-H "Authorization: Token $ACME_TOKEN" https://api.acme.test{QUIET}',
+    "a cookie": f'-b "k=$ACME_TOKEN" https://api.acme.test{QUIET}',
+    "another credential's host": f"{BEARER} https://other.acme.test{QUIET}",
+    "another credential's header": f'-H "X-Api-Key: $ACME_TOKEN" https://other.acme.test{QUIET}',
+    "the path itself": f"https://api.acme.test{QUIET}/$ACME_TOKEN",
+    "the query": f"https://api.acme.test{QUIET}?key=$ACME_TOKEN",
+    "plain http": f"{BEARER} http://api.acme.test{QUIET}",
+    "dot segments": f"--path-as-is {BEARER} https://api.acme.test{QUIET}/../items",
+    "an encoded slash": f"{BEARER} https://api.acme.test{QUIET}/%2e%2e%2fwho",
+    "another Host": f'{BEARER} -H "Host: demo.acme.test" https://api.acme.test{QUIET}',
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_a_placeholder_anywhere_else_is_refused_and_noted(
+    name: str, world: World, sealed: Sealed, standing: Standing
+) -> None:
+    world.ask("clear")
+    assert standing.curl(world, MISUSES[name]) == "403"
+    log = world.ask("log")
+    Search(sealed.acme, sealed.other).bytes(str(log).encode(), "what the service saw")
+    assert log["requests"] == []
+
+
+def test_a_host_that_is_not_opened_gets_the_placeholder_at_most(
+    world: World, sealed: Sealed, standing: Standing
+) -> None:
+    world.ask("clear")
+    assert standing.curl(world, BEARER, f"https://demo.acme.test{QUIET}") == "200"
+    seen = dict(world.requests("demo.acme.test")[0]["headers"])["Authorization"]
+    assert seen.encode() == b"Bearer " + decoy(world, standing, "ACME_TOKEN")
+
+
+def test_the_secret_is_nowhere_but_in_the_seal(world: World, sealed: Sealed, standing: Standing) -> None:
+    search = Search(sealed.acme, sealed.other)
+    placeholder = decoy(world, standing, "ACME_TOKEN")
+    assert placeholder not in (sealed.acme, b"")
+    readable = world.agc("exec", "/bin/sh", "-c", EVERY_FILE, cwd=standing.project, code=None).out
+    assert placeholder in readable
+    assert len(readable) > 100_000
+    search.bytes(readable, "the sandbox")
+    egress, agent = (world.container(role, standing.session) for role in ("egress", "agent"))
+    inspected = docker("inspect", egress, agent, *words("volume", "ls", "-q", "--filter",
+                       f"label=agent-container.session={standing.session}")).stdout  # fmt: skip
+    assert placeholder in inspected
+    search.bytes(inspected, "what Docker shows")
+    for container in (egress, agent):
+        search.bytes(docker("logs", container).stdout + docker("logs", container).stderr, "a container's log")
+        image = docker("inspect", "--format", "{{.Image}}", container).stdout.decode().strip()
+        search.bytes(docker("history", "--no-trunc", image).stdout, "an image's history")
+        assert search.output(["docker", "save", image], f"image {image}") > 10_000_000
+    image = docker("inspect", "--format", "{{.Image}}", agent).stdout.decode().strip()
+    volumes = [name for name in words("volume", "ls", "-q") if f"ac-{standing.session}-" in name]
+    home = [
+        mount for mount in words("inspect", "--format", "{{range .Mounts}}{{.Name}} {{end}}", egress, agent) if mount
+    ]
+    names = sorted({*volumes, *home})
+    assert len(names) >= 4
+    mounts = [word for name in names for word in ("-v", f"{name}:/volumes/{name}:ro")]
+    argv = ["docker", "run", "--rm", "--network", "none", "--user", "0", *mounts, "--entrypoint", "/bin/tar", image]
+    assert search.output([*argv, "-C", "/volumes", "-c", "."], "a volume") > 1000
+    rendered = world.state / "sessions" / standing.session
+    assert search.tree(rendered) >= 5
+    search.tree(world.path / "state")
+    search.tree(world.path / "data")
+
+
+def test_the_record_holds_what_was_misused_and_no_secret(world: World, sealed: Sealed, standing: Standing) -> None:
+    world.agc("exec", "/bin/sh", "-c", f"curl -s {BEARER} https://api.acme.test/sse/elsewhere", cwd=standing.project)
+    before = world.agc("--json", "redeploy", cwd=standing.project).result
+    assert before["session"] != standing.session
+    record = world.record(standing.session)
+    assert record["host"]["egress"]["tripwires"]
+    assert world.agc("--json", "runs", "verify", standing.session, cwd=standing.project).result["findings"] == []
+    search = Search(sealed.acme, sealed.other)
+    assert search.tree(world.place(standing.session)) >= 4
+    shown = world.agc("runs", "show", standing.session, cwd=standing.project)
+    assert "tripwire" in shown.text
+    search.bytes(shown.out + shown.err, "`runs show`")
+    standing.session = before["session"]
+
+
+def test_a_run_gets_a_placeholder_of_its_own_and_works_with_the_real_one(
+    world: World, sealed: Sealed, standing: Standing
+) -> None:
+    own = '["/bin/sh", "-c", "read -r line; eval $line; printenv ACME_TOKEN"]'
+    project = world.project("credentialed-run", f"version: 1\nagent: {{command: {own}}}\ncredentials: [acme]\n")
+    world.ask("clear")
+    task = f'curl -s -o /dev/null -w "%{{http_code}}" {BEARER} https://api.acme.test{QUIET}'
+    done = world.agc("--json", "run", task, cwd=project)
+    printed = "".join(line["event"]["text"] for line in done.lines[:-1] if line["event"]["type"] == "agent.output")
+    assert printed.startswith("200")
+    assert decoy(world, standing, "ACME_TOKEN").decode() not in printed
+    assert dict(world.requests("api.acme.test")[0]["headers"])["Authorization"].encode() == b"Bearer " + sealed.acme
+    search = Search(sealed.acme)
+    search.bytes(done.out + done.err, "the run's output")
+    search.tree(world.place(done.host["run"]))
