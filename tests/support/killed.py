@@ -26,7 +26,8 @@ from typing import Any
 from tests.support.home import HANG_S, ROOT, Home
 
 CONTAINER_CALLS = ("start", "stop", "remove_container")
-READS = ("channel.hello",)
+WITHOUT_EFFECT = ("channel.hello", "store.remove touched")
+"""Where nothing is there to be removed, or only asked: not worth a row."""
 OTHER_CALLS = ("remove_network", "remove_volume")
 IDS = (
     (re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}"), "RUN"),
@@ -292,7 +293,7 @@ def kill_points(trace: Sequence[tuple[str, str]]) -> Iterator[Point]:
             overlapped.update(begun)
     order = [label for when, label in trace if when == "before"]
     for index, label in enumerate(order):
-        if label.startswith(READS):
+        if label.startswith(WITHOUT_EFFECT):
             continue
         if _kind(label) == _kind(order[index - 1] if index else "") and index + 1 < len(order):
             same_before = index >= 2 and _kind(order[index - 2]) == _kind(label)
