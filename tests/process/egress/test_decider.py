@@ -16,7 +16,7 @@ from agent_egress.decider import ROLES
 from agent_egress.receipts import parse_receipt
 from agent_egress.replay import replay
 from agent_egress.resolved import MAX_ADDRESSES, MAX_NAMES, Resolved
-from tests.unit.egress.harness import DECOY, POLICY, SECRET, Sidecar, answers, end, free_ports, make, until
+from tests.process.egress.harness import DECOY, POLICY, SECRET, Sidecar, answers, end, free_ports, make, until
 
 BEARER = f"Bearer {DECOY}"
 CANARY = "0123456789abcdef0123"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.egress.harness import Sidecar, end, make
+from tests.process.egress.harness import Sidecar, end, make
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent_egress.wire import listen_unix
-from tests.unit.egress.harness import Sidecar
+from tests.process.egress.harness import Sidecar
 
 
 class Squid:

@@ -12,7 +12,7 @@ import pytest
 from agent_egress import identity, wire
 from agent_egress.audit import KINDS_OF_ROLE, ROLES
 from agent_egress.receipts import ZERO_MAC, key_commitment
-from tests.unit.egress.harness import KEY, Sidecar, answers, until
+from tests.process.egress.harness import KEY, Sidecar, answers, until
 
 ALLOW = {"kind": "decision", "action": "allow", "host": "ok.test", "port": 443, "rule": "allow ok.test"}
 DENY = {"kind": "decision", "action": "deny", "host": "no.test", "port": 443, "rule": ""}

@@ -14,7 +14,7 @@ import pytest
 
 from agent_egress import dnswire, identity, wire
 from agent_egress.replay import replay
-from tests.unit.egress.harness import POLICY, Sidecar, end, free_ports, make, until
+from tests.process.egress.harness import POLICY, Sidecar, end, free_ports, make, until
 
 A, NS, CNAME, PTR, TXT, AAAA, SRV, HTTPS, ANY, AXFR = 1, 2, 5, 12, 16, 28, 33, 65, 255, 252
 OPT = b"\0" + struct.pack("!HHIH", 41, 1232, 0, 0)
