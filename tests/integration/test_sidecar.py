@@ -19,8 +19,8 @@ from agent_egress.policy import Policy, Rule
 from agent_egress.receipts import parse_receipt, verify_chain
 from agent_egress.replay import reconcile, replay
 from tests.redteam import attempts
-from tests.redteam.judge import ATTEMPTS_FILE, CREDENTIALS, NAMES, POLICY, ZONE, run_attempts, seen_outside
-from tests.support.net import KEY, PYTHON, Agent, Answer, Sidecar, World, docker
+from tests.redteam.judge import CREDENTIALS, NAMES, POLICY, ZONE, run_attempts, seen_outside, with_attempts
+from tests.support.net import CA_TARGET, KEY, PYTHON, Agent, Answer, Sidecar, World, docker
 
 CONTROLS = [name for name in attempts.ATTEMPTS if name.startswith("control_")]
 REFUSALS = [name for name in attempts.ATTEMPTS if not name.startswith("control_")]
@@ -78,8 +78,8 @@ def works(agent: Agent, name: str = "control_explicit_http") -> bool:
 
 def get(agent: Agent, url: str, headers: str = "") -> str:
     """What a client reads through the proxy."""
-    source = ATTEMPTS_FILE.read_text().replace('if __name__ == "__main__":', "if False:")
-    return agent.run(f"{source}\nprint(proxy_get({url!r}, {headers!r}).decode('latin-1'))")
+    code = f"from attempts.tools import proxy_get\nprint(proxy_get({url!r}, {headers!r}).decode('latin-1'))"
+    return agent.run(with_attempts(code))
 
 
 # --- before, and at, the opening ---
@@ -140,7 +140,7 @@ def test_the_authority_s_key_is_squid_s_alone(opened: tuple[Sidecar, Agent, Answ
     for user in ("0:0", "64104:64104", "64105:64105"):
         with pytest.raises(AssertionError, match="PermissionError"):
             opened[0].execute(code, user=user)
-    names = opened[1].run(f"import os; print(sorted(os.listdir('{attempts.BUNDLE.rpartition('/')[0]}')))")
+    names = opened[1].run(f"import os; print(sorted(os.listdir('{CA_TARGET}')))")
     assert names.strip() == "['bundle.pem', 'ca.pem']"
 
 
@@ -254,8 +254,7 @@ def test_a_private_range_opens_and_closes_in_every_layer(opened: tuple[Sidecar, 
 
 
 STREAM = """
-source = {source!r}
-exec(source)
+from attempts.tools import request, tunnel
 with tunnel("ok.test") as wrapped:
     wrapped.settimeout(60)
     wrapped.sendall(request("/hold", "ok.test"))
@@ -272,9 +271,8 @@ print("ended", flush=True)
 
 def stream(agent: Agent) -> subprocess.Popen[str]:
     """A download that goes on for as long as it is let."""
-    source = ATTEMPTS_FILE.read_text().replace('if __name__ == "__main__":', "if False:")
     process = subprocess.Popen(
-        ["docker", "exec", "-i", agent.name, PYTHON, "-u", "-c", STREAM.format(source=source)],
+        ["docker", "exec", "-i", agent.name, PYTHON, "-u", "-c", with_attempts(STREAM)],
         stdout=subprocess.PIPE,
         text=True,
     )

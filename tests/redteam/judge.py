@@ -3,7 +3,10 @@ the sidecar's tests and the mutants."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,12 +14,13 @@ from agent_egress.policy import Binding, Policy, Rule
 from tests.redteam.attempts import DECOY, METADATA, OK4, OK6, PRIVATE, SECRETS
 from tests.support.net import RESOLVER, RESOLVER6, Agent, Log
 
-ATTEMPTS_FILE = Path(__file__).with_name("attempts.py")
-API4, OTHER4, INTRANET = "198.51.100.8", "198.51.100.10", "10.99.0.9"
+ATTEMPTS_DIR = Path(__file__).with_name("attempts")
+API4, OTHER4, BAD4, INTRANET = "198.51.100.8", "198.51.100.10", "198.51.100.11", "10.99.0.9"
 ZONE: dict[str, dict[str, list[str]]] = {
     "ok.test": {"A": [OK4], "AAAA": [OK6], "TXT": ["secret text"]},
     "api.test": {"A": [API4]},
     "other.test": {"A": [OTHER4]},
+    "badcert.test": {"A": [BAD4]},
     "evil.test": {"A": ["198.51.100.66"]},
     "*.evil.test": {"A": ["198.51.100.66"]},
     "*.ok.test": {"A": ["198.51.100.66"]},
@@ -49,8 +53,9 @@ POLICY = Policy(
         Rule("allow", "intranet.test", ports=(8080,), addresses=("10.99.0.0/16",), origin="spec egress.allow[4]"),
         Rule("allow", "api.test", origin="credential api"),
         Rule("allow", "other.test", origin="credential other"),
+        Rule("allow", "badcert.test", origin="credential bad"),
     ),
-    credentials=(_binding("api", "api.test"), _binding("other", "other.test")),
+    credentials=(_binding("api", "api.test"), _binding("other", "other.test"), _binding("bad", "badcert.test")),
 )
 CREDENTIALS = [
     {"name": "api", "decoy": DECOY, "secret": SECRETS[0]},
@@ -59,14 +64,30 @@ CREDENTIALS = [
 ALLOWED_DESTINATIONS = {
     (RESOLVER, "udp", 53), (RESOLVER, "tcp", 53), (RESOLVER6, "udp", 53),
     (OK4, "tcp", 80), (OK4, "tcp", 443), (OK6, "tcp", 80), (OK6, "tcp", 443), (OK4, "tcp", 8080),
-    (API4, "tcp", 443), (OTHER4, "tcp", 443), (INTRANET, "tcp", 8080),
+    (API4, "tcp", 443), (OTHER4, "tcp", 443), (BAD4, "tcp", 443), (INTRANET, "tcp", 8080),
 }  # fmt: skip
 ALLOWED_NAMES = {rule.pattern for rule in POLICY.rules} | {""}
 
 
+def with_attempts(code: str) -> str:
+    """Code that may import the attempts' package, wherever it runs: the package travels inside it."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted(ATTEMPTS_DIR.glob("*.py")):
+            archive.write(path, f"attempts/{path.name}")
+    text = base64.b64encode(packed.getvalue()).decode()
+    return f"""import base64, os, sys, tempfile
+name = os.path.join(tempfile.mkdtemp(), "attempts.zip")
+open(name, "wb").write(base64.b64decode({text!r}))
+sys.path.insert(0, name)
+{code}
+"""
+
+
 def run_attempts(agent: Agent, names: Sequence[str] = ()) -> dict[str, dict[str, object]]:
     """Each attempt's own report."""
-    found: dict[str, dict[str, object]] = json.loads(agent.run(ATTEMPTS_FILE.read_text(), *names))
+    code = with_attempts(f"from attempts.run import main\nmain({list(names)!r})")
+    found: dict[str, dict[str, object]] = json.loads(agent.run(code))
     return found
 
 

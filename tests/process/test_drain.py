@@ -23,7 +23,7 @@ from tests.support.records import (
     tar_of,
     tree_digest,
 )
-from tests.unit.test_store_crash import every_crash
+from tests.process.test_store_crash import every_crash
 
 FILE, LINK, SYM = tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE
 
