@@ -1,0 +1,171 @@
+"""The boundary with one rule taken away, as a table: what each mutant changes, and which attempts must then get through
+(or, for a control, no longer work). An attempt that stays refused without its rule proves nothing about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from agent_container.stack import Container
+from agent_egress import identity
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One thing taken away."""
+
+    name: str
+    red: tuple[str, ...]
+    """Attempts, or kinds of what the world sees (`outside_...`), of which each must go red."""
+    file: str = ""
+    """A rendered file, in which `old` becomes `new` (every occurrence)."""
+    old: str = ""
+    new: str = ""
+    more: tuple[tuple[str, str, str], ...] = ()
+    """Further (file, old, new): where two layers hold the same, both have to go."""
+    agent: Callable[[Container], Container] | None = None
+    """A change of the agent's container."""
+    sidecar: Callable[[Container], Container] | None = None
+    new_privileges: bool = False
+    """Whether the agent's container lacks no-new-privileges."""
+    via: tuple[str, ...] = ()
+    """Attempts to run besides those of `red`, to provoke what the world sees."""
+    still: tuple[str, ...] = ()
+    """Attempts that another layer still refuses."""
+    closed: str = ""
+    """The part that the sidecar names when it finds out by itself and does not open at all."""
+
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """What has to be run."""
+        return tuple(name for name in (*self.red, *self.via, *self.still) if not name.startswith("outside_"))
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        """Every (file, old, new)."""
+        return (*(((self.file, self.old, self.new),) if self.file else ()), *self.more)
+
+
+def _nft(name: str, old: str, new: str, *red: str, via: tuple[str, ...] = (), still: tuple[str, ...] = ()) -> Mutant:
+    return Mutant(name, red, file="nftables.nft", old=old, new=new, via=via, still=still)
+
+
+def _squid(name: str, old: str, new: str, *red: str, via: tuple[str, ...] = ()) -> Mutant:
+    return Mutant(name, red, file="squid.conf", old=old, new=new, via=via)
+
+
+def _as(uid: int, *caps: str) -> Callable[[Container], Container]:
+    return lambda container: replace(container, user=f"{uid}:{uid}", cap_add=caps)
+
+
+def _without_sysctl(name: str) -> Callable[[Container], Container]:
+    return lambda container: replace(container, sysctls=tuple(pair for pair in container.sysctls if pair[0] != name))
+
+
+_OUTPUT = "    type filter hook output priority 0; policy drop;\n"
+_REFUSED = "  chain refused {\n"
+_PRIVATE = "th dport { 3129, 3130, 3131, 3054 } goto refused"
+_DOCKER_CAPS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "NET_RAW", "SETGID", "SETPCAP", "SETUID")
+
+MUTANTS: tuple[Mutant, ...] = (
+    # --- who the agent is ---
+    Mutant(
+        "the agent has squid's uid",
+        ("raw_tcp4", "raw_tcp6"),
+        agent=_as(identity.SQUID),
+        still=("raw_udp4", "raw_udp6", "private_and_metadata"),
+    ),
+    Mutant("the agent has unbound's uid", ("lookup_refused_names",), agent=_as(identity.UNBOUND), still=("raw_tcp4",)),
+    Mutant("the agent may use raw sockets", ("raw_sockets",), agent=_as(0, "NET_RAW")),
+    Mutant("the agent is root with the engine's capabilities", ("privileges",), agent=_as(0, *_DOCKER_CAPS)),
+    Mutant("the agent may gain privileges", ("privileges",), new_privileges=True),
+    Mutant("the agent may administer the network", ("change_the_rules", "socket_options"), agent=_as(0, "NET_ADMIN")),
+    # --- the kernel's rules ---
+    _nft("everything may leave", _OUTPUT, _OUTPUT + "    accept\n", "raw_tcp4", "raw_tcp6", "raw_udp4", "raw_tcp_ssh"),
+    _nft("IPv6 may leave", _REFUSED, _REFUSED + "    meta nfproto ipv6 accept\n", "raw_tcp6", "raw_udp6"),
+    _nft("IPv4 may leave", _REFUSED, _REFUSED + "    meta nfproto ipv4 accept\n", "raw_tcp4", "private_and_metadata"),
+    _nft("UDP may leave", _REFUSED, _REFUSED + "    meta l4proto udp accept\n", "raw_udp4", "raw_udp6", "quic"),
+    _nft("ssh may leave", _REFUSED, _REFUSED + "    tcp dport 22 accept\n", "raw_tcp_ssh", still=("raw_tcp4",)),
+    _nft(
+        "the agent's port 53 is not redirected",
+        ", 0 } meta l4proto { tcp, udp } th dport 53",
+        ", 0 } meta l4proto { tcp, udp } th dport 5354",
+        "control_lookup",
+    ),
+    Mutant(
+        "squid's port 53 is not redirected",
+        (),
+        "nftables.nft",
+        "th dport 53 redirect",
+        "th dport 5354 redirect",
+        closed="squid",
+    ),
+    _nft("port 80 is not redirected", "tcp dport 80 redirect", "tcp dport 81 redirect", "control_transparent_http"),
+    _nft(
+        "port 443 is not redirected",
+        "tcp dport 443 redirect",
+        "tcp dport 444 redirect",
+        "control_transparent_https",
+        "control_transparent_https6",
+    ),
+    _nft("unbound's port is open", _PRIVATE, _PRIVATE.replace(", 3054", ""), "lookup_past_the_filter", "outside_query"),
+    _nft("squid's intercept ports are open", _PRIVATE, _PRIVATE.replace("3129, 3130, ", ""), "private_ports"),
+    _nft("the canary's far end is open", _PRIVATE, _PRIVATE.replace(", 3131", ""), "private_ports"),
+    Mutant(
+        "the kernel has no floor, and squid is taken over",
+        ("private_and_metadata",),
+        file="nftables.nft",
+        old=" goto floor\n",
+        new=" continue\n",
+        agent=_as(identity.SQUID),
+    ),
+    Mutant(
+        "squid may send UDP, and is taken over",
+        ("raw_udp4",),
+        file="nftables.nft",
+        old="    meta l4proto tcp goto dial\n",
+        new="    meta l4proto tcp goto dial\n    meta l4proto udp accept\n",
+        agent=_as(identity.SQUID),
+    ),
+    Mutant(
+        "ping sockets are there and ICMP may leave",
+        ("ping",),
+        file="nftables.nft",
+        old=_REFUSED,
+        new=_REFUSED + "    meta l4proto { icmp, icmpv6 } accept\n",
+        sidecar=_without_sysctl("net.ipv4.ping_group_range"),
+    ),
+    _nft("ICMP may leave", _REFUSED, _REFUSED + "    meta l4proto { icmp, icmpv6 } accept\n", still=("ping",)),
+    Mutant(
+        "low ports are free for all",
+        ("impersonate_a_daemon",),
+        sidecar=_without_sysctl("net.ipv4.ip_unprivileged_port_start"),
+    ),
+    # --- squid ---
+    Mutant(
+        "the policy process is not asked", (), "squid.conf", "http_access deny !pol !act_term\n", "", closed="squid"
+    ),
+    Mutant(
+        "what the policy process refuses passes",
+        ("proxy_refused_host", "proxy_pipelined"),
+        file="squid.conf",
+        old="http_access deny !pol !act_term\n",
+        new="http_access allow !pol\n",
+        closed="squid",
+    ),
+    Mutant(
+        "neither the manager nor the policy is refused",
+        ("cache_manager",),
+        file="squid.conf",
+        old="http_access deny manager\n",
+        new="http_access allow manager\n",
+    ),
+    _squid("the decoy is not stripped", "deny cred_1\n", "allow cred_1\n", "outside_decoy", via=("control_injection",)),
+    _squid("nothing is injected", "request_header_add Authorization", "# ", "control_injection"),
+    _squid(
+        "upstreams are not verified", "min-version=1.2", "min-version=1.2 flags=DONT_VERIFY_PEER", "bad_certificate"
+    ),
+    _squid("upgrades are not forwarded", "http_upgrade_request_protocols websocket allow all", "", "control_websocket"),
+    _squid("IPv6 is not intercepted", "https_port [::1]:3130", "#", "control_transparent_https6"),
+    _squid("the tunnel is not remembered", "%note{clt_conn_tag}", "%note{nothing_}", "control_injection"),
+)
