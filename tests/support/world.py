@@ -294,8 +294,8 @@ class World:
         return found[0]
 
     def place(self, run: str) -> Path:
-        """A record's directory."""
-        found = list((self.data / "runs").glob(f"*/{run}"))
+        """A record's directory: a run's, or a standing environment's."""
+        found = [*(self.data / "runs").glob(f"*/{run}"), *(self.data / "sessions").glob(f"*/{run}")]
         assert len(found) == 1, found
         return found[0]
 
