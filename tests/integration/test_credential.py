@@ -297,7 +297,7 @@ def test_the_record_holds_what_was_misused_and_no_secret(world: World, sealed: S
     search = Search(sealed.acme, sealed.other)
     assert search.tree(world.place(standing.session)) >= 4
     shown = world.agc("runs", "show", standing.session, cwd=standing.project)
-    assert "tripwire" in shown.text
+    assert "TRIPWIRE" in shown.text
     search.bytes(shown.out + shown.err, "`runs show`")
     standing.session = before["session"]
 
