@@ -11,6 +11,7 @@ from agent_container.drain import RAW, RECEIPTS, Caps, DrainReport, Source, drai
 from agent_container.errors import EngineError, StoreError
 from agent_container.manifest import MANIFEST, parse_manifest
 from agent_container.store import Store
+from tests.process.test_store_crash import every_crash
 from tests.support.records import (
     PROJECT,
     RUN,
@@ -23,7 +24,6 @@ from tests.support.records import (
     tar_of,
     tree_digest,
 )
-from tests.process.test_store_crash import every_crash
 
 FILE, LINK, SYM = tarfile.REGTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE
 
