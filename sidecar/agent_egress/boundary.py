@@ -16,14 +16,13 @@ from pathlib import Path
 from agent_egress import ca, identity, probes, ruleset
 from agent_egress.children import log
 from agent_egress.daemons import DAEMONS, START_S, Fleet, PartError, probe
-from agent_egress.policy import Policy, PolicyError
+from agent_egress.enforcement import DENY_ALL, Enforcement, checked_policy, narrower, private_domains
+from agent_egress.policy import Policy
 from agent_egress.receipts import Fields, key_commitment
 from agent_egress.ruleset import RulesetError
 from agent_egress.traffic import Tally
 from agent_egress.wire import WireError
 
-DENY_ALL = Policy.parse(b'{"version":1,"rules":[]}')
-"""In force while cut, past the deadline and after the seal: the agent reads a refusal and meets no dead port."""
 CANARY_S = 5.0
 RESOLVER_S = 1.0
 Answer = dict[str, object]
@@ -67,14 +66,10 @@ class Boundary:
         """Parts that do not answer at present."""
         self.lock = asyncio.Lock()
         self.fleet = Fleet(self._ended)
-        self._source = source
+        self._held = Enforcement(source)
         self._tally = Tally()
-        self._ruleset_digest = ruleset.read_back().digest
-        self._policy_sets = ""
         self._unbound_lines = ""
         self._policy = DENY_ALL
-        self._in_force = DENY_ALL
-        self._cut = True
         self._commitment = ""
         self._settings: Settings | None = None
         self._deadline: float | None = None
@@ -86,7 +81,7 @@ class Boundary:
     @property
     def digest(self) -> str:
         """Of the policy in force."""
-        return self._in_force.digest
+        return self._held.in_force.digest
 
     # --- session.open ---
 
@@ -114,18 +109,18 @@ class Boundary:
         self._settings = settings = Settings.read(Path(identity.SESSION_FILE))
         if session != settings.session:
             raise PartError("control", f"this sidecar was made for session {settings.session}, not {session}")
-        self._verify_ruleset()
-        policy = self._parse_policy(Path(identity.BOOT_POLICY_FILE))
+        self._held.verify()
+        policy = self._boot_policy(settings)
         ca_pem = self._make_ca(settings)
         self._policy = policy
-        self._apply_sets(policy)
-        self._write_policy(policy)
-        self._unbound_lines = _private_domains(policy)
+        self._held.apply_sets(policy)
+        self._held.write(policy)
+        self._unbound_lines = private_domains(policy)
         for daemon in DAEMONS:
             self.fleet.start(daemon.name, secret=chain_key if daemon.name == "audit" else None)
         left = max(1.0, until - time.monotonic())
         await asyncio.gather(*(self.fleet.ready(daemon.name, timeout_s=left) for daemon in DAEMONS))
-        self._set_cut(cut=False)
+        self._held.set_cut(cut=False)
         self._deadline = now_s() + settings.deadline_s
         checks = await self._canaries()
         self.state = "open"
@@ -135,21 +130,18 @@ class Boundary:
         return {
             "ready": True,
             "ca_pem": ca_pem,
-            "ruleset_digest": self._ruleset_digest,
+            "ruleset_digest": self._held.ruleset_digest,
             "checks": checks,
             "head": counters.get("head", ""),
         }
 
-    def _verify_ruleset(self) -> None:
+    def _boot_policy(self, settings: Settings) -> Policy:
+        path = Path(identity.BOOT_POLICY_FILE)
         try:
-            live = ruleset.read_back()
-            found = ruleset.problems(live, self._source.read_text())
-        except (RulesetError, OSError) as error:
-            raise PartError("nftables", str(error), getattr(error, "output", "")) from error
-        if live.digest != self._ruleset_digest:
-            found.append("the rules in force are not the ones that were loaded")
-        if found:
-            raise PartError("nftables", "the rules in force are not as rendered", "\n".join(found))
+            data = path.read_bytes()
+        except OSError as error:
+            raise PartError("policy", f"{path}: {error}") from error
+        return checked_policy(data, where=str(path), headers=settings.credential_headers)
 
     def _make_ca(self, settings: Settings) -> str:
         upstream = Path(identity.UPSTREAM_CA_FILE)
@@ -173,7 +165,7 @@ class Boundary:
             *(probe(ask, timeout_s=CANARY_S) for _, ask in fatal.values()),
             probe(probes.resolver_answers, timeout_s=RESOLVER_S),
         )
-        checks: list[Answer] = [{"name": "ruleset", "ok": True, "detail": self._ruleset_digest}]
+        checks: list[Answer] = [{"name": "ruleset", "ok": True, "detail": self._held.ruleset_digest}]
         for (name, (part, _)), problem in zip(fatal.items(), problems, strict=True):
             if problem:
                 raise PartError(part, f"canary, {name}: {problem}", "\n".join(self.fleet.children[part].tail))
@@ -189,19 +181,20 @@ class Boundary:
         """Replaces the policy, whole or not at all. A narrower one ends open connections: what was allowed must not
         outlive its rule."""
         self._must_be_open()
-        policy = self._checked(json.dumps(document).encode(), "policy.put")
+        headers = self._settings.credential_headers if self._settings is not None else ()
+        policy = checked_policy(json.dumps(document).encode(), where="policy.put", headers=headers)
         before, self._policy = self._policy, policy
         try:
-            if not self._cut:
-                self._apply_sets(policy)
+            if not self._held.cut:
+                self._held.apply_sets(policy)
         except PartError:
             self._policy = before
             raise
-        if self._cut:
+        if self._held.cut:
             return
         await self._enforce(policy)
         await self._refresh_unbound()
-        if _narrower(before, policy):
+        if narrower(before, policy):
             await self.fleet.again("squid")
 
     async def put_credentials(self, credentials: object) -> None:
@@ -215,9 +208,9 @@ class Boundary:
     async def cut(self, kind: str = "cut") -> None:
         """Ends every connection and allows none until restored."""
         self._must_be_open()
-        if self._cut and kind == "cut":
+        if self._held.cut and kind == "cut":
             return
-        self._set_cut(cut=True)
+        self._held.set_cut(cut=True)
         self.fleet.children["squid"].kill()
         await self._enforce(DENY_ALL)
         await self._record([{"kind": kind}])
@@ -227,14 +220,14 @@ class Boundary:
         self._must_be_open()
         if self._deadline is not None and now_s() >= self._deadline:
             raise PartError("control", "the session's deadline has passed: set a new one first")
-        if not self._cut:
+        if not self._held.cut:
             return
-        self._apply_sets(self._policy)
+        self._held.apply_sets(self._policy)
         await self._enforce(self._policy)
         await self._refresh_unbound()
         await self._record([{"kind": "restore"}])
         await self.fleet.back("squid")
-        self._set_cut(cut=False)
+        self._held.set_cut(cut=False)
 
     async def set_deadline(self, seconds: object) -> None:
         """Egress is cut so many seconds from now, with or without a host process."""
@@ -248,9 +241,9 @@ class Boundary:
         if self.state == "sealed":
             return self._sealed
         self._must_be_open()
-        self._set_cut(cut=True)
+        self._held.set_cut(cut=True)
         self.fleet.stop("squid", "dns", "unbound", "policy")
-        self._write_policy(DENY_ALL)
+        self._held.write(DENY_ALL)
         live = ruleset.read_back()
         await self._record([*self._tally.receipts(live), {"kind": "policy", "policy": DENY_ALL.digest}])
         request = {"op": "seal", "outcome": str(outcome)[:64], "totals": dict(live.counters)}
@@ -275,13 +268,13 @@ class Boundary:
         return {
             "state": self.state,
             "healthy": self.healthy,
-            "cut": self._cut,
+            "cut": self._held.cut,
             "wanted": self._policy.digest,
             "deadline_left_s": left,
             "restarts": parts,
             "wrong": dict(self.wrong),
             "failure": failure,
-            "ruleset_digest": self._ruleset_digest,
+            "ruleset_digest": self._held.ruleset_digest,
         }
 
     # --- what goes on by itself ---
@@ -301,10 +294,9 @@ class Boundary:
             live = None
         if live is not None:
             await self._record(self._tally.receipts(live))
-        ours = (self._ruleset_digest, self._policy_sets, self._cut)
-        if live is None or (live.digest, live.policy_digest, live.is_cut) != ours:
+        if live is None or not self._held.intact(live):
             await self._reload()
-        if self._deadline is not None and now_s() >= self._deadline and not self._cut:
+        if self._deadline is not None and now_s() >= self._deadline and not self._held.cut:
             await self.cut("deadline")
 
     async def watch(self) -> None:
@@ -312,7 +304,10 @@ class Boundary:
         if self.state != "open":
             return
         self.wrong = await self.fleet.watch()
-        if self.state == "open" and "audit" in self.wrong:
+        if self.wrong.get("audit") == probes.CHAIN_FULL:
+            # What is left in it is kept for how the session ends: cut, then sealed.
+            await self.cut()
+        elif self.state == "open" and "audit" in self.wrong:
             # No receipt, no connection. The daemons that ask it deny by themselves; this also ends what is open.
             self._fail(PartError("audit", self.wrong["audit"]))
         self._show_health()
@@ -320,12 +315,9 @@ class Boundary:
     async def _reload(self) -> None:
         log("supervisor", "nftables: the rules in force are not ours: loaded again")
         try:
-            ruleset.load(self._source)
+            self._held.reload()
             self._tally.forget()
-            self._apply_sets(self._policy)
-            self._set_cut(cut=self._cut)
-            self._verify_ruleset()
-        except (RulesetError, PartError) as error:
+        except PartError as error:
             self._fail(PartError("nftables", f"the rules were changed and could not be restored: {error}"))
             return
         await self._record([{"kind": "tripwire", "action": "deny", "why": "ruleset", "rule": "nftables"}])
@@ -333,7 +325,7 @@ class Boundary:
     def stop(self) -> None:
         """Leaves nothing running and nothing allowed."""
         with contextlib.suppress(PartError):
-            self._set_cut(cut=True)
+            self._held.set_cut(cut=True)
         self.fleet.stop()
 
     def _fail(self, error: PartError) -> None:
@@ -369,50 +361,13 @@ class Boundary:
         if self.state != "open" and not (sealed and self.state == "sealed"):
             raise PartError("control", f"the session is {self.state}")
 
-    def _parse_policy(self, path: Path) -> Policy:
-        try:
-            return self._checked(path.read_bytes(), str(path))
-        except OSError as error:
-            raise PartError("policy", f"{path}: {error}") from error
-
-    def _checked(self, data: bytes, where: str) -> Policy:
-        try:
-            policy = Policy.parse(data)
-        except PolicyError as error:
-            raise PartError("policy", f"{where} refused as a whole", "\n".join(error.problems)) from error
-        known = self._settings.credential_headers if self._settings is not None else ()
-        unknown = sorted({binding.header for binding in policy.credentials} - set(known))
-        if unknown:
-            # squid's header names are static: it would neither strip nor add these.
-            raise PartError("policy", f"{where}: header {', '.join(unknown)} was not listed when the session began")
-        return policy
-
-    def _apply_sets(self, policy: Policy) -> None:
-        try:
-            ruleset.apply_policy(policy)
-            self._policy_sets = ruleset.read_back().policy_digest
-        except RulesetError as error:
-            raise PartError("nftables", str(error), error.output) from error
-
-    def _set_cut(self, *, cut: bool) -> None:
-        try:
-            ruleset.set_cut(cut)
-        except RulesetError as error:
-            raise PartError("nftables", str(error), error.output) from error
-        self._cut = cut
-
-    def _write_policy(self, policy: Policy) -> None:
-        ca.write_atomically(Path(identity.PRIVATE_DOMAINS_FILE), _private_domains(policy))
-        ca.write_atomically(Path(identity.POLICY_FILE), policy.encode().decode())
-        self._in_force = policy
-
     async def _enforce(self, policy: Policy) -> None:
         """Receipt first: no decision may name a policy that the chain does not know."""
         await self._record([{"kind": "policy", "policy": policy.digest}])
-        self._write_policy(policy)
+        self._held.write(policy)
 
     async def _refresh_unbound(self) -> None:
-        lines = _private_domains(self._in_force)
+        lines = private_domains(self._held.in_force)
         if lines != self._unbound_lines:
             self._unbound_lines = lines
             await self.fleet.again("unbound")
@@ -448,18 +403,3 @@ class Boundary:
             flag.touch()
         else:
             flag.unlink(missing_ok=True)
-
-
-def _private_domains(policy: Policy) -> str:
-    """unbound's lines for names that may resolve into the floor."""
-    lifted = [rule for rule in policy.rules if rule.action == "allow" and rule.network is None and rule.addresses]
-    names = sorted({rule.pattern.removeprefix("*.") for rule in lifted})
-    return "".join(f'private-domain: "{name}."\n' for name in names)
-
-
-def _narrower(before: Policy, after: Policy) -> bool:
-    """Whether something that was allowed may no longer be."""
-    allows = {rule for rule in before.rules if rule.action == "allow"} - set(after.rules)
-    denies = {rule for rule in after.rules if rule.action == "deny"} - set(before.rules)
-    bindings = set(before.credentials) != set(after.credentials)
-    return bool(allows or denies or bindings or (before.allow_metadata and not after.allow_metadata))

@@ -14,6 +14,7 @@ from agent_egress import identity
 from agent_egress.wire import MAX_LINE, WireError, decode, encode
 
 REFUSED_HOST = "refused.agent-container.invalid"
+CHAIN_FULL = "the chain is full"
 TYPE_A = 1
 TYPE_NS = 2
 _HEADER = struct.Struct("!6H")
@@ -153,5 +154,5 @@ async def audit_answers() -> str:
     """Whether the audit writer answers and can still write."""
     answer = await ask(identity.AUDIT_SOCKET, {"id": 0, "op": "counters"}, timeout_s=identity.ANSWER_DEADLINE_S)
     if answer.get("full") is True:
-        return "the chain is full"
+        return CHAIN_FULL
     return "" if answer.get("ok") is True else f"the audit writer answered {answer.get('error')}"
