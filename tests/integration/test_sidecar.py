@@ -85,6 +85,7 @@ def get(agent: Agent, url: str, headers: str = "") -> str:
 # --- before, and at, the opening ---
 
 
+@pytest.mark.quick
 def test_without_the_chain_key_nothing_passes(closed: tuple[Sidecar, Agent, Report]) -> None:
     assert [name for name, report in closed[2].items() if report["reached"]] == []
 
@@ -147,16 +148,19 @@ def test_the_authority_s_key_is_squid_s_alone(opened: tuple[Sidecar, Agent, Answ
 # --- what passes and what does not ---
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", CONTROLS)
 def test_works(results: tuple[Report, dict[str, str]], name: str) -> None:
     assert results[0][name]["reached"], results[0][name]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", REFUSALS)
 def test_is_refused(results: tuple[Report, dict[str, str]], name: str) -> None:
     assert not results[0][name]["reached"], results[0][name]
 
 
+@pytest.mark.quick
 def test_the_world_saw_nothing_that_is_not_allowed(results: tuple[Report, dict[str, str]]) -> None:
     assert results[1] == {}
 
@@ -383,6 +387,8 @@ def test_the_sealed_chain_verifies_and_explains_everything(
     opened: tuple[Sidecar, Agent, Answer], results: tuple[Report, dict[str, str]], world: World
 ) -> None:
     sidecar, agent, _ = opened
+    assert sidecar.control("cut")["ok"]
+    assert sidecar.control("restore")["ok"]
     sealed = sidecar.control("seal", outcome="succeeded")
     assert sealed["ok"]
     assert sidecar.control("seal", outcome="again")["head"] == sealed["head"]
@@ -508,6 +514,19 @@ def test_without_its_audit_writer_everything_is_denied(world: World) -> None:
         assert (status["state"], status["failure"]["part"]) == ("failed", "audit")
         assert sidecar.control("counters")["error"]["part"] == "audit"
         assert sidecar.control("seal", outcome="x")["error"]["part"] == "audit"
+
+
+def test_a_full_chain_denies_everything_and_can_still_be_sealed(world: World) -> None:
+    with Sidecar.up(world, POLICY, max_receipts=40) as sidecar:
+        sidecar.must_open()
+        agent = sidecar.agent()
+        code = "from attempts.tools import proxy_get\nfor n in range(60): proxy_get(f'http://blocked-{n}.test/')"
+        agent.run(with_attempts(code))
+        assert not works(agent)
+        eventually(lambda: not sidecar.healthy())
+        sealed = sidecar.control("seal", outcome="killed")
+        assert sealed["ok"], sealed
+        assert verify_chain(sidecar.receipts(), key=KEY).status == "verified"
 
 
 def test_offline_is_said_and_is_not_taken_for_success(world: World) -> None:
