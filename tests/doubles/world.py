@@ -145,6 +145,7 @@ class DnsTcp(socketserver.BaseRequestHandler):
 
 class Web(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are two writes; a delayed acknowledgement would be all one measures
     tls_name = ""
 
     def log_message(self, *_: object) -> None:
@@ -190,6 +191,8 @@ class Web(BaseHTTPRequestHandler):
             self.events()
         elif self.path.startswith("/hold"):
             self.hold()
+        elif self.path.startswith("/bulk/"):
+            self.bulk(int(self.path.rpartition("/")[2]))
         else:
             entry = {**entry, "world": True}
             self.send(json.dumps(entry).encode())
@@ -213,6 +216,15 @@ class Web(BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(0.15)
         self.wfile.write(b"0\r\n\r\n")
+
+    def bulk(self, size: int) -> None:
+        """So many bytes, as fast as they go."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+        block = bytes(1 << 20)
+        for _ in range(size >> 20):
+            self.wfile.write(block)
 
     def hold(self) -> None:
         """A tunnel that talks for as long as it is let."""

@@ -1,0 +1,86 @@
+"""The measuring client: run inside a container, with or without the sidecar in the way. Prints one line of JSON.
+
+usage: client.py HOST PATH_PREFIX CA_FILE PROXY|- ADDRESS|-
+"""
+
+import http.client
+import json
+import ssl
+import statistics
+import sys
+import threading
+import time
+
+HOST, PREFIX, CA, PROXY, ADDRESS = sys.argv[1:6]
+BULK_BYTES = 64 << 20
+REQUESTS = 400
+THREADS = 8
+CONNECTIONS = 60
+HEADERS = {"Host": HOST}
+
+
+def connect() -> http.client.HTTPSConnection:
+    """A new connection: through the proxy, or straight to the server's address under the same name."""
+    context = ssl.create_default_context(cafile=CA)
+    if PROXY != "-":
+        host, port = PROXY.split(":")
+        made = http.client.HTTPSConnection(host, int(port), context=context, timeout=120)
+        made.set_tunnel(HOST, 443)
+    else:
+        made = http.client.HTTPSConnection(HOST, 443, context=context, timeout=120)
+        made._create_connection = lambda address, *rest: __import__("socket").create_connection((ADDRESS, 443), *rest)
+    return made
+
+
+def get(made: http.client.HTTPSConnection, path: str) -> int:
+    made.request("GET", PREFIX + path, headers=HEADERS)
+    answer = made.getresponse()
+    if answer.status != 200:
+        raise SystemExit(f"{answer.status} for {path}: {answer.read()[:300]!r}")
+    total = 0
+    while block := answer.read(1 << 20):
+        total += len(block)
+    return total
+
+
+def bulk() -> float:
+    made = connect()
+    get(made, "/x")
+    begin = time.perf_counter()
+    if get(made, f"/bulk/{BULK_BYTES}") != BULK_BYTES:
+        raise SystemExit("the bulk answer was cut")
+    return BULK_BYTES / 1e6 / (time.perf_counter() - begin)
+
+
+def kept_alive() -> tuple[float, float]:
+    """Requests a second of all threads, and the median latency in ms."""
+    taken: list[float] = []
+
+    def work() -> None:
+        made = connect()
+        get(made, "/x")
+        for _ in range(REQUESTS // THREADS):
+            begin = time.perf_counter()
+            get(made, "/x")
+            taken.append(time.perf_counter() - begin)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(taken) / (time.perf_counter() - begin), statistics.median(taken) * 1000
+
+
+def new_connections() -> float:
+    begin = time.perf_counter()
+    for _ in range(CONNECTIONS):
+        made = connect()
+        get(made, "/x")
+        made.close()
+    return CONNECTIONS / (time.perf_counter() - begin)
+
+
+rate, latency = kept_alive()
+print(json.dumps({"bulk": bulk(), "rate": rate, "latency": latency, "new": new_connections()}))
