@@ -16,7 +16,7 @@ from agent_container.commands.context import Context
 from agent_container.credentials import Credential, parse_credential
 from agent_container.errors import ApprovalNeeded, SpecError, UsageError
 from agent_container.image_plan import DEFAULT_BASE, choose_uid
-from agent_container.project import Project, find_project, read_spec
+from agent_container.project import SPEC_NAME, Project, find_project, read_spec
 from agent_container.settings import host_addresses, host_resolvers
 from agent_container.spec import KNOWN_AGENTS, KnownAgent, ProjectSpec, default_spec, load_spec
 from agent_container.stack_policy import GrantedCredential, effective_policy, granted_credentials
@@ -135,6 +135,8 @@ def approve(ctx: Context, resolved: Resolved, *, accept: str | None) -> None:
 
     Raises ApprovalNeeded with the difference. Nothing was built or changed until then.
     """
+    if resolved.project.spec_path is None:
+        ctx.report(f"Note: there is no {SPEC_NAME}; the defaults hold, with agent {resolved.spec.agent_name}")
     body = ctx.store.approvals.load(resolved.project.id)
     approved = parse_grants(body) if body is not None else None
     check(approved, resolved.grants, accept)
