@@ -233,7 +233,7 @@ class TestExport:
         assert target.stat().st_mode & 0o777 == 0o600
         with tarfile.open(target) as archive:
             assert {member.uid for member in archive} == {0}
-            archive.extractall(tmp_path / "out", filter="data")
+            archive.extractall(tmp_path / "out")  # no `filter`: Debian 12's Python 3.11.2 does not know it
         result = verify_run(tmp_path / "out" / RUN, host_key=context.store.host_key.published())
         assert result.exit_code == 0
 
