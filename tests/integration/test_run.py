@@ -190,7 +190,7 @@ def test_a_directory_without_a_spec_gets_the_defaults_and_is_told_so(world: Worl
     refused = world.agc("--json", "run", "--agent", "demo", "shell: true", cwd=project, code=2)
     digest = refused.error["digest"][:12]
     done = world.agc("run", "--agent", "demo", "--accept", digest, "shell: true", cwd=project)
-    assert "spec" in done.err.decode()
+    assert "no agent-container.yaml; the defaults hold, with agent demo" in done.err.decode()
     assert sorted(path.name for path in project.iterdir()) == before
     assert "no agent is called nobody" in world.agc("run", "--agent", "nobody", "x", cwd=project, code=2).text
 
@@ -210,10 +210,7 @@ def test_a_run_is_read_checked_and_brought_home_as_a_branch(world: World) -> Non
     assert (row["run"], row["state"], row["agent"]) == (run, "succeeded", "demo")
     shown = runs("show").result
     assert shown["record"] == world.record(run)
-    assert (world.git(project, "rev-parse", f"refs/agent/{run}"), world.git(project, "status", "--porcelain")) != (
-        "",
-        "x",
-    )
+    assert "agent" not in world.git(project, "for-each-ref")  # nothing is fetched until it is asked for
     logs = runs("logs", run)
     kinds = [line["event"]["type"] for line in logs.lines[:-1]]
     assert (kinds[0], kinds[-1]) == ("run.started", "run.finished")
@@ -225,6 +222,7 @@ def test_a_run_is_read_checked_and_brought_home_as_a_branch(world: World) -> Non
     applied = runs("apply").result
     branch = f"agent/{run}"
     assert applied["branch"] == branch
+    assert world.git(project, "rev-parse", branch) == world.git(project, "rev-parse", f"refs/agent/{run}")
     assert world.git(project, "show", f"{branch}:new") == "new"
     assert world.git(project, "show", f"{branch}:loose") == "left"
     assert (project / "README").read_text() == "hello\n"
@@ -266,7 +264,7 @@ def test_a_spec_that_the_agent_edits_confines_it_all_the_same(world: World) -> N
     assert any("agent-container.yaml" in line for line in held.error["details"])
     assert (project / "agent-container.yaml").read_bytes() == spec
     second = world.agc("--json", "run", "shell: ls /host; ! curl -sf https://api.acme.test/", cwd=project).host
-    assert second["digests"]["policy"] == first["digests"]["policy"]
+    assert second["digests"]["spec"] == first["digests"]["spec"]
     assert world.requests("api.acme.test") == []
 
 
