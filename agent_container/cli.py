@@ -318,12 +318,23 @@ def globals_first(argv: Sequence[str]) -> list[str]:
     return front + rest
 
 
+def verb_of(words: Sequence[str]) -> str:
+    """The verb in words that `globals_first` has ordered; empty when there is none."""
+    rest = iter(words)
+    for word in rest:
+        if word in VALUED:
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
+    return ""
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """The program. Exit statuses: docs/reference.md."""
     if argv is None:
         _speak_utf8()
     words = globals_first(sys.argv[1:] if argv is None else argv)
-    verb = next((word for word in words if not word.startswith("-")), "")
+    verb = verb_of(words)
     try:
         status = app(args=words, standalone_mode=False, prog_name="agent-container")
         code = status if isinstance(status, int) else 0

@@ -117,9 +117,9 @@ class World:
 
     @classmethod
     def _network(cls) -> World:
-        """The first free /28 of a documentation range: other runs may hold some."""
+        """The first free /28 of half a documentation range; build machines may use the other half."""
         token = secrets.token_hex(4)
-        for subnet in IPv4Network("203.0.113.0/24").subnets(new_prefix=28):
+        for subnet in IPv4Network("203.0.113.128/25").subnets(new_prefix=28):
             prefix6 = f"2001:db8:{secrets.randbelow(0x8000) + 0x1000:x}"
             done = subprocess.run(
                 [
