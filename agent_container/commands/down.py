@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_container.commands.context import Context
+from agent_container.commands.ending import close_standing
 from agent_container.commands.leftovers import known_projects, remove_unknown, sweep_closed
 from agent_container.commands.recovery import reap_orphans
-from agent_container.commands.standing import close_standing
 from agent_container.errors import AgentContainerError, UsageError
 from agent_container.project import find_project
 from agent_container.session import SessionState

@@ -1,4 +1,4 @@
-"""The standing environment of a project: found, judged, closed. What `up`, `down`, `status` and `attach` share."""
+"""The standing environment of a project: found and judged. What `up`, `down`, `status` and `attach` share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,8 @@ import json
 from dataclasses import dataclass
 
 from agent_container.commands.context import Context
-from agent_container.commands.recovery import profile_named
-from agent_container.errors import AgentContainerError, EngineError, NotRunning
-from agent_container.records import Outcome
-from agent_container.sandbox.closing import Closed, close_run
+from agent_container.errors import EngineError, NotRunning
 from agent_container.sandbox.control import SidecarControl
-from agent_container.sandbox.recording import Closing
-from agent_container.sandbox.turn import TurnEnd
 from agent_container.session import Phase, SessionState
 
 
@@ -82,17 +77,3 @@ def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
     if state.phase in (Phase.CREATED, Phase.DRAINING):
         amiss.append(f"its last command was interrupted while the session was {state.phase}")
     return Health(state=state, running=running, amiss=tuple(amiss))
-
-
-def close_standing(ctx: Context, state: SessionState, *, reason: str) -> Closed:
-    """Seals, drains and removes a standing session; its receipts become a record like a run's."""
-    end = TurnEnd(Outcome.INTERRUPTED, reason)
-    if state.phase is Phase.CREATED:
-        end = TurnEnd(Outcome.NEVER_STARTED, "its sandbox did not come up")
-    closing = Closing(state=state, end=end, profile=profile_named(state.agent), ended=ctx.now())
-    return close_run(ctx.engine, ctx.store, closing, report=ctx.report)
-
-
-def describe(error: AgentContainerError) -> str:
-    """An error in one line."""
-    return "; ".join([error.message, *error.details[:3]])

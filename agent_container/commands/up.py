@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent_container.commands.context import Context
+from agent_container.commands.ending import close_standing
 from agent_container.commands.imaging import Images, make_images
 from agent_container.commands.recovery import reap_orphans
 from agent_container.commands.resolve import Resolved, approve, resolve
 from agent_container.commands.stacking import comparable, lasting
-from agent_container.commands.standing import close_standing, examine, standing
+from agent_container.commands.standing import examine, standing
 from agent_container.commands.starting import Start, close_failed, plan_for, start_session
 from agent_container.errors import EngineError
 from agent_container.ids import new_id
