@@ -20,9 +20,11 @@ from agent_container.errors import AgentContainerError, UsageError
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
+INTERRUPTED = "interrupted; `agent-container ls` shows what goes on, the same command again repairs what was left"
 
 FLAGS = ("--json", "-q", "--quiet", "--verbose", "--no-input")
 VALUED = ("-C", "--directory", "-f", "--file")
+GROUPS = ("runs", "credential")
 TAKES_FOREIGN_ARGV = ("exec", "shell")
 """Verbs whose arguments from the first word on belong to a program in the sandbox."""
 MISSPELT = {"ps": "status", "stop": "down", "start": "up", "rm": "down", "kill": "runs stop", "init": "plan"}
@@ -196,12 +198,14 @@ def ls() -> None:
 
 
 @app.command()
-def attach(accept: Accept = None, agent: AgentOption = None) -> None:
+def attach(accept: Accept = None, agent: AgentOption = None, bind: BindMode = False, clone: CloneMode = False) -> None:
     """The agent's own interface, rejoined or started; starts what is missing. Leave with ctrl-p ctrl-q."""
     from agent_container.commands.attach import attach_agent
 
     code = approved(
-        lambda yes: attach_agent(CALL.context, accept=yes, agent=agent), accept=accept, again="agent-container attach"
+        lambda yes: attach_agent(CALL.context, accept=yes, agent=agent, mode=_mode(bind, clone)),
+        accept=accept,
+        again="agent-container attach",
     )
     raise typer.Exit(code)
 
@@ -246,7 +250,8 @@ def run(
             accept=accept,
             again="agent-container run",
         )
-        ui.result(started, command="run", show=lambda: ui.text(f"{started.run}  (agent-container runs attach)"))
+        ui.result(started, command="run", show=lambda: ui.text(started.run))
+        ui.info(f"it goes on by itself: agent-container runs attach {started.run}")
         return
     from agent_container.ui.views import show_event, show_summary
 
@@ -288,6 +293,17 @@ def _show_verification(result: Any) -> None:
 
 
 @app.command()
+def schema() -> None:
+    """The spec's format as JSON Schema, for editors."""
+    import json
+
+    from agent_container.spec import json_schema
+
+    document = json_schema()
+    CALL.ui.result(document, command="schema", show=lambda: CALL.ui.block(json.dumps(document, indent=2)))
+
+
+@app.command()
 def version() -> None:
     """The tool's version."""
     from agent_container import __version__
@@ -325,7 +341,8 @@ def verb_of(words: Sequence[str]) -> str:
         if word in VALUED:
             next(rest, None)
         elif not word.startswith("-"):
-            return word
+            second = next(rest, "") if word in GROUPS else ""
+            return f"{word} {second}".strip() if not second.startswith("-") else word
     return ""
 
 
@@ -342,7 +359,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         CALL.ui.error(error, command=verb)
         code = error.exit_code
     except (KeyboardInterrupt, EOFError):
-        CALL.ui.info("interrupted; the same command again repairs what was left")
+        CALL.ui.info(INTERRUPTED)
         code = EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the exit flush does not fail too
@@ -378,6 +395,7 @@ def _other(error: Exception, verb: str) -> int:
         CALL.ui.error(UsageError(str(format_message()), hint=hint), command=verb)
         return UsageError.exit_code
     if type(error).__name__ == "Abort":
+        CALL.ui.info(INTERRUPTED)
         return EXIT_INTERRUPTED
     if os.environ.get("AGENT_CONTAINER_DEBUG"):
         raise error

@@ -145,6 +145,10 @@ def runs_diff(run: RunArgument = None) -> None:
     """What a run changed, as a patch."""
     from agent_container.commands.run_control import run_patch
 
+    if CALL.json:
+        patch = b"".join(run_patch(CALL.context, run)).decode("utf-8", "backslashreplace")
+        CALL.ui.result({"patch": patch}, command="runs diff")
+        return
     for piece in run_patch(CALL.context, run):
         CALL.ui.raw(piece)
 
@@ -173,7 +177,7 @@ def runs_rm(
 @runs_app.command("export")
 def runs_export(
     run: RunArgument = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The tar file to write.")] = Path("run.tar"),
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default RUN.tar.gz.")] = None,
 ) -> None:
     """Pack a record into one file, to be checked elsewhere."""
     from agent_container.commands.runs import export_run

@@ -163,7 +163,11 @@ def _checked(kind: str, values: dict[str, object]) -> Binding:
     """The binding, in the words of the sidecar, which is what enforces it."""
     missing = [f"{key} are missing" for key in ("hosts", "methods", "paths", "formats") if not values[key]]
     if missing:
-        raise UsageError(f"a credential of kind {kind} needs to know where it may be used", details=missing)
+        raise UsageError(
+            f"a credential of kind {kind} needs to know where it may be used",
+            details=missing,
+            hint="add --host HOST, --path '/**', --method GET (each may be repeated)",
+        )
     try:
         binding = Binding.model_validate(values)
         policy = Policy.parse(Policy(credentials=binding.rows("new")).encode())

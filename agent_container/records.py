@@ -101,7 +101,7 @@ class Workspace(_Noun):
     deletions: int = 0
     patch_digest: str | None = None
     ref: str | None = None
-    """Where the commits were fetched to, `refs/agent/<run>`."""
+    """Where the commits were fetched to, `refs/agent-runs/<run>`."""
     note: str | None = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from agent_container.credential_kinds import KINDS
 from agent_container.credentials import Binding, Credential, narrow
 from agent_container.errors import SpecError, UsageError
 from agent_container.spec import CredentialUse, EgressRule, OwnAgent, ProjectSpec
@@ -40,11 +41,17 @@ def granted_credentials(
     if missing:
         raise UsageError(
             f"no credential is stored as {', '.join(missing)}",
-            hint=f"agent-container credential set {missing[0]}",
+            hint=how_to_set(missing[0]),
         )
     return tuple(
         GrantedCredential(use.name, known[use.name].kind, narrow(known[use.name].binding, use)) for use in uses
     )
+
+
+def how_to_set(name: str) -> str:
+    """The line to type for a credential: one that is not of a known kind has to be told where it may be used."""
+    where = "" if name in KINDS else " --host HOST --path '/**' --method GET --env VARIABLE"
+    return f"agent-container credential set {name}{where}"
 
 
 def _implied_name(known: dict[str, Credential], kind: str) -> str:

@@ -45,7 +45,10 @@ class Grant(BaseModel):
         """The text for people, safe on a terminal."""
         if self.kind != "amount":
             return f"{RED} {self.text}" if self.red else self.text
-        return f"{self.text} {'unlimited' if self.amount is None else f'{self.amount:.15g}'}"
+        if self.amount is None:
+            # What a missing key means is the field's own: memory is never without a limit.
+            return f"{self.text} {'half of the host' if self.text.startswith('resources memory') else 'unlimited'}"
+        return f"{self.text} {self.amount:.15g}"
 
 
 class Grants(BaseModel):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 
+from agent_container.agents import profile_of
 from agent_container.commands.context import Context
-from agent_container.commands.resolve import resolve
-from agent_container.commands.standing import must_stand, standing
+from agent_container.commands.resolve import read_project_spec
+from agent_container.commands.standing import examine, must_stand, standing
 from agent_container.commands.up import bring_up
 from agent_container.errors import NotRunning, UsageError
 from agent_container.project import find_project
@@ -18,15 +20,18 @@ from agent_container.stack_agent import WORKSPACE
 PTY = "agent"
 
 
-def attach_agent(ctx: Context, *, accept: str | None, agent: str | None) -> int:
+def attach_agent(ctx: Context, *, accept: str | None, agent: str | None, mode: str | None) -> int:
     """Opens or rejoins the agent's interface on a pty that the runner keeps; starts what is missing."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("attach needs a terminal", hint='for scripts: agent-container run "what to do"')
-    resolved = resolve(ctx, verb="up", agent=agent)
-    bring_up(ctx, accept=accept, agent=agent, mode=None, recreate=False)
-    state = must_stand(ctx, resolved.project.id)
+    project = find_project(ctx.directory, ctx.spec_path)
+    state = standing(ctx, project.id)
+    if state is None or examine(ctx, state, ask=False).word != "running":
+        bring_up(ctx, accept=accept, agent=agent, mode=mode, recreate=False)
+    state = must_stand(ctx, project.id)
     container = _agent_of(state)
-    launch = resolved.profile.interactive(resolved.spec.model)
+    spec = read_project_spec(project, agent=agent or (state.agent if project.spec_path is None else None))
+    launch = profile_of(spec).interactive(spec.model)
     size = shutil.get_terminal_size()
     with RunnerClient.connect(ctx.engine, container) as runner:
         runner.start_pty(
@@ -37,6 +42,7 @@ def attach_agent(ctx: Context, *, accept: str | None, agent: str | None) -> int:
             rows=size.lines,
             cols=size.columns,
         )
+    ctx.report(f"Joined {shlex.join(launch.argv)[:80]}; ctrl-p ctrl-q leaves it running")
     return ctx.engine.interactive(container, (*PROGRAM, "attach", PTY), tty=True)
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_container.errors import UsageError
 from agent_container.store import Store, default_roots, open_store
 
 if TYPE_CHECKING:
@@ -65,4 +66,6 @@ class Context:
         from agent_container.settings import load_settings
 
         named = self.environ.get(SETTINGS_VARIABLE)
+        if named and not Path(named).is_file():
+            raise UsageError(f"{SETTINGS_VARIABLE} names {named}, which is no file", hint=f"unset {SETTINGS_VARIABLE}")
         return load_settings(Path(named) if named else default_roots(self.environ).config / "config.yaml")

@@ -56,7 +56,7 @@ def set_credential(ctx: Context, name: str, request: BindingRequest, *, secret: 
         kind,
         hosts=request.hosts or None,
         port=request.port,
-        methods=request.methods or None,
+        methods=tuple(method.upper() for method in request.methods) or None,
         paths=request.paths or None,
         header=request.header,
         formats=request.formats or None,

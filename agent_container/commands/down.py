@@ -90,8 +90,8 @@ def _remove_volumes(ctx: Context, project_id: str, *, force: bool) -> list[str]:
             details=[f"run {state.id} is {state.phase}" for state in live],
             hint="agent-container down -v --orphans, or --force",
         )
-    names = [f"ac-{project_id}-{key}" for key in ("home", "memory")]
-    removed = ctx.engine.remove_volumes(names)
+    prefix = f"ac-{project_id}-"
+    removed = ctx.engine.remove_volumes([name for name in ctx.engine.volume_names(prefix) if name.startswith(prefix)])
     return [f"removed volume {name}" for name in removed]
 
 

@@ -26,6 +26,7 @@ from agent_container.workspace.tree import TreeFacts, inspect_tree
 from agent_egress.identity import DAEMON_UIDS
 from agent_egress.policy import Policy
 
+NEAR_NAMES = ("agent-container.yml", ".agent-container.yaml", ".agent-container.yml")
 UNUSABLE_GIDS = frozenset({0, *DAEMON_UIDS})
 
 Mode = Literal["bind", "clone"]
@@ -60,8 +61,10 @@ def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = Non
     project = find_project(ctx.directory, ctx.spec_path)
     spec = read_project_spec(project, agent=agent)
     profile = profile_of(spec)
-    chosen = cast("Mode", mode or spec.workspace.mode or ("bind" if verb == "up" else "clone"))
     facts = inspect_tree(project.root, home=Path(ctx.environ.get("HOME") or "/"))
+    chosen = cast("Mode", mode or spec.workspace.mode or ("bind" if verb == "up" else "clone"))
+    if chosen == "bind" and facts.owner_uid == 0 and not (mode or spec.workspace.mode):
+        chosen = "clone"  # nobody asked to bind, and the agent, which is never root, could not write there
     uid = _choose_uid(facts, chosen)
     granted = granted_credentials(spec, load_credentials(ctx), implied=profile.credential)
     policy = effective_policy(spec, agent_hosts=profile.hosts, credentials=granted, host_addresses=host_addresses())
@@ -91,9 +94,11 @@ def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = Non
 def read_project_spec(project: Project, *, agent: str | None = None) -> ProjectSpec:
     """The project's spec, or the defaults where there is none. `agent` stands in for a missing spec alone."""
     if project.spec_path is None:
-        if agent is not None and agent not in KNOWN_AGENTS:
-            raise UsageError(f"no agent is called {agent}", details=(f"known: {', '.join(KNOWN_AGENTS)}",))
-        return default_spec(default_name=project.name, agent=cast("KnownAgent", agent or "claude"))
+        if agent is None:
+            raise _no_spec(project)
+        if agent not in KNOWN_AGENTS:
+            raise UsageError(f"no agent is called {agent}", details=(f"this version runs: {', '.join(PROFILES)}",))
+        return default_spec(default_name=project.name, agent=cast("KnownAgent", agent))
     spec = load_spec(read_spec(project.spec_path), path=project.spec_path, default_name=project.name)
     if agent is not None and agent != spec.agent_name:
         raise UsageError(
@@ -101,6 +106,18 @@ def read_project_spec(project: Project, *, agent: str | None = None) -> ProjectS
             hint=f"change `agent:` in {project.spec_path}, or leave --agent out",
         )
     return spec
+
+
+def _no_spec(project: Project) -> UsageError:
+    """There is no spec, and the default agent is not one that this version runs."""
+    near = next((name for name in NEAR_NAMES if (project.root / name).exists()), None)
+    return UsageError(
+        f"there is no {SPEC_NAME} in {project.root} or above it, and no --agent",
+        details=(f"{near} is there: did you mean it?",) if near else (),
+        hint=f"mv {near} {SPEC_NAME}"
+        if near
+        else f"write one (`agent: {{command: [...]}}`), or try --agent {known_agents()}",
+    )
 
 
 def load_credentials(ctx: Context) -> list[Credential]:

@@ -139,7 +139,7 @@ def run_patch(ctx: Context, prefix: str | None) -> Iterator[bytes]:
     """The patch of a run's work, in pieces. Raises UsageError when it changed nothing."""
     place = resolve_run(ctx, prefix)
     if not (place.path / PATCH).is_file():
-        raise UsageError(f"run {place.run_id} changed nothing", hint=f"agent-container runs show {place.run_id}")
+        return iter(())
     return file_pieces(place.path / PATCH)
 
 
@@ -151,7 +151,8 @@ def apply_run(
     record = load_record(place)
     workspace = record.host.workspace
     bundle = place.path / "workspace.bundle"
-    if workspace is None or workspace.base_commit is None or not bundle.exists():
+    nothing = workspace is None or not (workspace.commits or workspace.files_changed)
+    if nothing or workspace is None or workspace.base_commit is None or not bundle.exists():
         raise UsageError(f"run {place.run_id} changed nothing", hint=f"agent-container runs show {place.run_id}")
     root = Path(record.host.project_root)
     facts = inspect_tree(root, home=Path(ctx.environ.get("HOME") or "/"))

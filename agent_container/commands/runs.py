@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
@@ -82,6 +82,7 @@ def list_runs(context: Context, *, everywhere: bool = False) -> tuple[RunRow, ..
     for session in store.sessions.list(project_id, closed=True):
         if session.kind == "run" and session.id not in recorded:
             rows.append(_session_row(store, session))
+    rows += _standing_rows(store, project_id)
     return tuple(sorted(rows, key=lambda row: row.run, reverse=True))
 
 
@@ -165,9 +166,10 @@ def prune_runs(context: Context, *, older_than: timedelta, keep: int = 0, everyw
     return _remove(context.store, old)
 
 
-def export_run(context: Context, run: str | None, target: Path) -> Path:
+def export_run(context: Context, run: str | None, target: Path | None) -> Path:
     """Writes a record as one tar.gz that verifies anywhere. Raises UsageError when `target` is there already."""
     place = resolve_run(context, run)
+    target = target or Path(f"{place.run_id}.tar.gz")
     try:
         stream = target.open("xb")
     except FileExistsError as there:
@@ -242,6 +244,24 @@ def _recorded_row(place: RunPlace) -> RunRow:
     )
 
 
+def _standing_rows(store: Store, project_id: str | None) -> Iterator[RunRow]:
+    """Records of standing environments, which look like runs without a task."""
+    for place in standing_records(store, project_id):
+        row = _recorded_row(place)
+        yield replace(row, state="taken down" if row.state == "interrupted" else row.state, task="(environment)")
+
+
+def standing_records(store: Store, project_id: str | None) -> Iterator[RunPlace]:
+    """Records of standing environments, newest first, of one project or of all; unreadable ones of any."""
+    for place in store.sessions.records(""):
+        try:
+            owner = load_record(place).host.project_id
+        except AgentContainerError:
+            owner = project_id or ""
+        if project_id is None or owner == project_id:
+            yield replace(place, project_id=owner)
+
+
 def _session_row(store: Store, session: SessionState) -> RunRow:
     state: Literal["running", "orphaned", "lost"] = "running" if store.sessions.owner(session.id) else "orphaned"
     notes: tuple[str, ...] = ()
@@ -307,6 +327,7 @@ def _remove(store: Store, places: list[RunPlace]) -> Removed:
             kept.append(f"{place.run_id}: in use by {owner}")
             continue
         store.runs.remove(place)
+        store.sessions.forget(place.run_id)
         gone.append(place.run_id)
     return Removed(tuple(gone), tuple(kept))
 

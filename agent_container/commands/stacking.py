@@ -86,7 +86,7 @@ def plan_stack(
         volumes=(
             *(Volume(key=key, name=f"ac-{session}-{key}") for key in ("receipts", "ca", "run")),
             _home(project.id, session, kind),
-            *(Volume(key=key, name=f"ac-{session}-{key}") for key in workspace.volumes),
+            *(_workspace(project.id, session, kind, key) for key in workspace.volumes),
             *((_memory(project.id, session, kind, spec.memory),) if memory else ()),
         ),
         files=render_sidecar_files(config),
@@ -155,6 +155,13 @@ def _home(project: str, session: str, kind: Kind) -> Volume:
     if kind == "up":
         return Volume(key="home", name=f"ac-{project}-home", keep=True)
     return Volume(key="home", name=f"ac-{session}-home")
+
+
+def _workspace(project: str, session: str, kind: Kind, key: str) -> Volume:
+    """A standing environment's clone, or its private git directory, outlives the sandbox: work is in it."""
+    if kind == "up":
+        return Volume(key=key, name=f"ac-{project}-{key}", keep=True)
+    return Volume(key=key, name=f"ac-{session}-{key}")
 
 
 def _memory(project: str, session: str, kind: Kind, mode: str) -> Volume:

@@ -169,7 +169,11 @@ def _preparation(
     resolved = start.resolved
     names = {volume.key: volume.name for volume in stack.volumes}
 
+    kept = _kept_workspace(ctx, start, plan)
+
     def prepare() -> WorkspaceUse:
+        if kept is not None and plan.mode == "clone":
+            return kept.model_copy(update={"user": resolved.user, "hide": plan.hide, "protect": plan.protect})
         readied = prepare_workspace(
             throwaway(ctx.engine, ctx.store, session=state.id, project=state.project_id, image=stack.agent.image),
             resolved.facts,
@@ -181,7 +185,8 @@ def _preparation(
         for warning in readied.warnings:
             ctx.report(f"Note: {warning}")
         before = protected_state(resolved.project.root, plan.protect, covered=plan.covered)
-        prepared = readied.prepared
+        # A private git directory that was there before is brought up to date; the work in it began where it began.
+        prepared = kept if kept is not None else readied.prepared
         return WorkspaceUse(
             mode=plan.mode,
             user=resolved.user,
@@ -197,6 +202,43 @@ def _preparation(
         )
 
     return prepare
+
+
+def _kept_workspace(ctx: Context, start: Start, plan: WorkspacePlan) -> WorkspaceUse | None:
+    """How the project's last standing environment used the volumes that are still there; None when they are new.
+
+    Volumes that no session has recorded as filled are removed: no agent has ever seen them.
+    """
+    if start.kind != "up" or not plan.volumes:
+        return None
+    project = start.resolved.project.id
+    names = [f"ac-{project}-{key}" for key in plan.volumes]
+    there = ctx.engine.volume_sessions(names)
+    for state in reversed(ctx.store.sessions.list(project, closed=True)):
+        use = state.workspace
+        if state.kind == "up" and use is not None and use.base is not None and use.mode == plan.mode:
+            if not set(names) <= set(there):
+                return None
+            ctx.report(f"Kept the workspace of session {state.id}")
+            return use
+    for name, session in there.items():
+        _check_unfilled(ctx, name, session)
+    ctx.engine.remove_volumes(list(there))
+    return None
+
+
+def _check_unfilled(ctx: Context, volume: str, session: str) -> None:
+    """Raises UsageError unless the store knows that no agent has ever seen the volume."""
+    try:
+        unfilled = ctx.store.sessions.load(session).workspace is None
+    except AgentContainerError:
+        unfilled = False
+    if not unfilled:
+        raise UsageError(
+            f"the volume {volume} holds a workspace that this store knows nothing of",
+            details=("work may be in it, so it is neither used nor removed",),
+            hint=f"look at it, then: docker volume rm {volume}",
+        )
 
 
 def _state(ctx: Context, start: Start, stack: Stack, decoys: Decoys) -> SessionState:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from agent_container.commands.context import Context
-from agent_container.commands.runs import verify_record
+from agent_container.commands.runs import project_here, standing_records, verify_record
 from agent_container.verify import VerifyResult
 
 
 def verify_egress(context: Context, run: str | None) -> VerifyResult:
     """Checks every receipt of a run; `exit_code` is 0 verified, 5 tampered, 6 cannot be verified."""
-    return verify_record(context, run, egress_only=True)
+    return verify_record(context, run or newest(context), egress_only=True)
+
+
+def newest(context: Context) -> str | None:
+    """The id of this project's newest record, be it a run's or a standing environment's."""
+    here = project_here(context)
+    places = [*context.store.runs.list(here)[:1], *islice(standing_records(context.store, here), 1)]
+    return max((place.run_id for place in places), default=None)

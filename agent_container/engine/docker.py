@@ -228,6 +228,23 @@ class DockerEngine:
                 else:
                     self._api.remove_volume(found.id)
 
+    def volume_names(self, part: str) -> list[str]:
+        """Names of volumes that contain `part`."""
+        with _engine_errors("list volumes"):
+            answer = self._api.volumes(filters={"name": part})
+        return sorted(str(volume["Name"]) for volume in answer["Volumes"] or [])
+
+    def volume_sessions(self, names: Sequence[str]) -> dict[str, str]:
+        """Those of the names that are volumes, each with the session that made it."""
+        import docker.errors
+
+        found = {}
+        for name in names:
+            with contextlib.suppress(docker.errors.NotFound), _engine_errors(f"inspect volume {name}"):
+                labels = self._api.inspect_volume(name).get("Labels") or {}
+                found[name] = str(labels.get(f"{LABEL}.session", ""))
+        return found
+
     def remove_volumes(self, names: Sequence[str]) -> list[str]:
         """Removes volumes; the names of those that were there."""
         import docker.errors

@@ -76,7 +76,7 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
             task=state.task,
             started=state.created,
             ended=closing.ended,
-            duration_s=tally.duration_s if closing.duration_s is None else closing.duration_s,
+            duration_s=_duration(closing, state, tally),
             clock_skew_s=skew,
             outcome=end.outcome,
             basis=basis_of(end.outcome),
@@ -131,6 +131,13 @@ def merged_events(
     for note in record.host.notes:
         yield RunNote(text=note)
     yield RunFinished(at=record.host.ended, outcome=str(record.host.outcome), reason=record.host.reason)
+
+
+def _duration(closing: Closing, state: SessionState, tally: Tally) -> float:
+    if closing.duration_s is not None:
+        return closing.duration_s
+    # A standing environment has no turn, and nobody who measured from its start to its end by a steady clock.
+    return tally.duration_s or max((closing.ended - state.created).total_seconds(), 0.0)
 
 
 def _workspace(state: SessionState, seen: Seen) -> Workspace | None:

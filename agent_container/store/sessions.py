@@ -71,6 +71,11 @@ class Sessions:
             changes["outcome"] = outcome
         return self.save(session.updated(**changes))
 
+    def forget(self, session_id: str) -> None:
+        """Forgets all of a session, its chain key included: its record was removed for good."""
+        self.remove(session_id)
+        self._writer.remove_tree(self.evidence_dir(session_id))
+
     def remove(self, session_id: str) -> None:
         """Forgets a session and its rendered files. The chain key and the receipts stay: records need them."""
         self._writer.remove_tree(self._state / safe_name(session_id, what="session"))

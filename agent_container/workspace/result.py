@@ -1,5 +1,5 @@
-"""What becomes of a run's work on the host: fetched under `refs/agent/<run>`, and on request brought to the user as a
-branch or as files.
+"""What becomes of a run's work on the host: on request fetched under `refs/agent-runs/<run>`, and brought to the user
+as a branch or as files.
 
 The one git command that ever runs on the host is a fetch of a size-checked bundle into the user's own repository; a
 branch is made by a fetch as well. Before anything is applied the bundle is looked at again, in a container that
@@ -28,6 +28,8 @@ from agent_container.workspace.throwaway import (
 from agent_container.workspace.transfer import Work, parse_model
 from agent_container.workspace.tree import TreeFacts, engine_text
 
+HIDDEN = "refs/agent-runs/"
+"""Not `refs/agent/`: there git would take it before the branch `agent/<run>` wherever that is named."""
 BUNDLE = "/run/agent-container-bundle"
 FETCH_TIMEOUT_S = 600
 FETCH_SETTINGS = (
@@ -89,8 +91,8 @@ def fetch_argv(common_dir: Path, bundle: Path, refs: Sequence[str]) -> list[str]
     """The fetch, word by word. The git directory is named, so that git looks for none and reads no working tree."""
     settings = [word for setting in FETCH_SETTINGS for word in ("-c", setting)]
     flags = ["--quiet", "--no-recurse-submodules", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"]
-    # `refs/agent` is ours to move; a branch may hold the user's own commits by now.
-    specs = [f"{'+' if ref.startswith('refs/agent/') else ''}refs/heads/result:{ref}" for ref in refs]
+    # That one is ours to move; a branch may hold the user's own commits by now.
+    specs = [f"{'+' if ref.startswith(HIDDEN) else ''}refs/heads/result:{ref}" for ref in refs]
     return ["git", f"--git-dir={common_dir}", *settings, "fetch", *flags, "--", str(bundle), *specs]
 
 
@@ -102,14 +104,14 @@ def fetch_result(
     environ: Mapping[str, str],
     branch: str | None = None,
 ) -> str:
-    """Fetches the work into `refs/agent/<run>`, and into `branch` when one is named; the ref's name.
+    """Fetches the work into `refs/agent-runs/<run>`, and into `branch` when one is named; the ref's name.
 
     Raises: AgentContainerError when git refuses it.
     """
     if facts.common_dir is None:
         raise UsageError(f"{facts.root} is no git repository; the work is in the run's workspace.patch")
     bundle = reviewed.bundle
-    ref = f"refs/agent/{run}"
+    ref = f"{HIDDEN}{run}"
     refs = [ref] if branch is None else [ref, f"refs/heads/{branch}"]
     argv = fetch_argv(facts.common_dir, bundle, refs)
     try:

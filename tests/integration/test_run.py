@@ -222,7 +222,7 @@ def test_a_run_is_read_checked_and_brought_home_as_a_branch(world: World) -> Non
     applied = runs("apply").result
     branch = f"agent/{run}"
     assert applied["branch"] == branch
-    assert world.git(project, "rev-parse", branch) == world.git(project, "rev-parse", f"refs/agent/{run}")
+    assert world.git(project, "rev-parse", branch) == world.git(project, "rev-parse", f"refs/agent-runs/{run}")
     assert world.git(project, "show", f"{branch}:new") == "new"
     assert world.git(project, "show", f"{branch}:loose") == "left"
     assert (project / "README").read_text() == "hello\n"

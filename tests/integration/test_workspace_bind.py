@@ -229,7 +229,7 @@ def test_a_linked_worktree_is_bound_with_a_pointer_of_ours(bench: Bench, kind: s
     assert (tree / ".git").read_text() == pointer
     work = session.collect()
     assert (work.commits, work.files_changed) == (1, 1)
-    assert session.fetch() == f"refs/agent/{RUN}"
+    assert session.fetch() == f"refs/agent-runs/{RUN}"
     assert git(tree, "status", "--porcelain") == "?? y"
 
 

@@ -109,9 +109,9 @@ def test_commits_and_uncommitted_work_come_back_and_what_would_be_lost_is_named(
     )
     assert len(work.left_behind) == 4
 
-    assert session.fetch() == f"refs/agent/{RUN}"
-    assert git(tree, "rev-parse", f"refs/agent/{RUN}") == work.result
-    assert git(tree, "show", f"refs/agent/{RUN}:two") == "two"
+    assert session.fetch() == f"refs/agent-runs/{RUN}"
+    assert git(tree, "rev-parse", f"refs/agent-runs/{RUN}") == work.result
+    assert git(tree, "show", f"refs/agent-runs/{RUN}:two") == "two"
     assert git(tree, "status", "--porcelain") == ""
     git(tree, "checkout", "-q", "-b", "check", session.base)
     git(tree, "apply", "--index", str(bench.path / "workspace.patch"))
@@ -136,7 +136,7 @@ def test_a_repository_without_commits_works(bench: Bench) -> None:
     work = session.collect()
     assert (work.commits, work.files_changed) == (1, 1)
     session.fetch()
-    assert git(tree, "log", "--format=%s", f"refs/agent/{RUN}") == "more\nagent-container base"
+    assert git(tree, "log", "--format=%s", f"refs/agent-runs/{RUN}") == "more\nagent-container base"
 
 
 def test_a_directory_without_git_is_copied_and_its_first_state_is_no_part_of_the_work(bench: Bench) -> None:
@@ -184,7 +184,7 @@ def test_any_name_of_a_directory_works_there_and_back(bench: Bench, name: str) -
     work = session.collect()
     assert work.files_changed == 1
     session.fetch()
-    assert git(tree, "rev-parse", f"refs/agent/{RUN}") == work.result
+    assert git(tree, "rev-parse", f"refs/agent-runs/{RUN}") == work.result
 
 
 def test_names_that_are_no_utf8_survive_under_the_c_locale(bench: Bench) -> None:
@@ -237,7 +237,7 @@ def test_a_linked_worktree_is_a_project_like_any_other(bench: Bench, kind: str) 
     work = session.collect()
     assert (work.commits, work.files_changed) == (1, 1)
     session.fetch()
-    assert git(main, "rev-parse", f"refs/agent/{RUN}") == work.result
+    assert git(main, "rev-parse", f"refs/agent-runs/{RUN}") == work.result
     assert git(tree, "status", "--porcelain") == "?? new"
 
 

@@ -200,7 +200,7 @@ def test_a_workspace_without_git_still_comes_back_to_the_repository(bench: Bench
     session.agent("echo work > work; rm -rf .git")
     assert session.collect().base_missing
     session.fetch()
-    assert git(tree, "show", f"refs/agent/{RUN}:work") == "work"
+    assert git(tree, "show", f"refs/agent-runs/{RUN}:work") == "work"
 
 
 def test_unreadable_and_special_files_are_named_or_left_and_never_waited_for(bench: Bench) -> None:

@@ -57,7 +57,7 @@ WIDENS = {
     "another credential": ("[github]", "[github, jira]", "+ credential jira"),
     "another value in env": ("env: {A: b}", "env: {A: c}", "+ env A=c"),
     "more memory": ("memory: 4g", "memory: 8g", "~ resources memory, MiB 4096 -> 8192"),
-    "memory without a limit": ("{memory: 4g}", "{}", "~ resources memory, MiB 4096 -> unlimited"),
+    "memory without a limit": ("{memory: 4g}", "{}", "~ resources memory, MiB 4096 -> half of the host"),
     "more time": ("time: 2h", "time: 3h", "~ limits time, seconds 7200 -> 10800"),
     "a mount": (
         "env: {A: b}",

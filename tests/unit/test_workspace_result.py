@@ -18,7 +18,7 @@ HEADER = b"# v2 git bundle\n-" + b"a" * 40 + b" base\n" + b"b" * 40 + b" refs/he
 
 
 def test_the_fetch_is_exactly_this() -> None:
-    argv = fetch_argv(Path("/p/.git"), Path("/s/workspace.bundle"), ["refs/agent/r", "refs/heads/agent/r"])
+    argv = fetch_argv(Path("/p/.git"), Path("/s/workspace.bundle"), ["refs/agent-runs/r", "refs/heads/agent/r"])
     options = {argv[at + 1] for at, word in enumerate(argv) if word == "-c"}
     assert options >= {
         "fetch.fsckObjects=true",
@@ -31,7 +31,7 @@ def test_the_fetch_is_exactly_this() -> None:
     assert [word for at, word in enumerate(argv) if word != "-c" and argv[at - 1] != "-c"] == [
         *("git", "--git-dir=/p/.git", "fetch"),
         *("--quiet", "--no-recurse-submodules", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance", "--"),
-        *("/s/workspace.bundle", "+refs/heads/result:refs/agent/r", "refs/heads/result:refs/heads/agent/r"),
+        *("/s/workspace.bundle", "+refs/heads/result:refs/agent-runs/r", "refs/heads/result:refs/heads/agent/r"),
     ]
 
 
