@@ -34,6 +34,7 @@ MAX_PATH_BYTES = 1024
 SHOWN = 100
 """How many refused names a report lists; the rest is counted."""
 PIECE = 256 * 1024
+ABSENT = "it is not there"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,11 @@ class DrainReport:
     def complete(self) -> bool:
         """Whether every source was read to its end."""
         return not self.lost
+
+    @property
+    def absent(self) -> bool:
+        """Whether all that was lost is what was not there: another try would find no more."""
+        return bool(self.lost) and all(words.endswith(" is there") or words.endswith(ABSENT) for words in self.lost)
 
     def __add__(self, other: DrainReport) -> DrainReport:
         return DrainReport(
@@ -245,7 +251,7 @@ class _Intake:
         except (AgentContainerError, OSError) as bad:
             self._lose(str(bad))
         if not self._files and not source.tree and not source.optional and not self._lost:
-            self._lose("it is not there" if reader is None or reader.empty else "no regular file is there")
+            self._lose(ABSENT if reader is None or reader.empty else "no regular file is there")
         if self._over:
             self._truncated.add(f"{source.into}: {self._over} files over the cap of {source.caps.files} were left out")
         return DrainReport(self._files, self._bytes, self._refused.shown(), self._truncated.shown(), tuple(self._lost))

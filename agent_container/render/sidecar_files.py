@@ -19,6 +19,13 @@ from agent_egress.policy import Policy
 from agent_egress.squidline import line_format
 
 DEFAULT_CREDENTIAL_HEADERS = ("Authorization", "X-Api-Key", "X-Goog-Api-Key", "Api-Key", "Private-Token")
+OVERRIDE_HEADERS = (
+    "X-HTTP-Method-Override",
+    "X-HTTP-Method",
+    "X-Method-Override",
+    "X-Original-URL",
+    "X-Rewrite-URL",
+)
 DEFAULT_MAX_RECEIPTS = 2_000_000
 
 _BUMP = (
@@ -141,6 +148,7 @@ def _squid_conf(config: SidecarConfig) -> str:
         "floor": _networks(floors.FLOOR4, floors.FLOOR6),
         "health_host": identity.HEALTH_HOST,
         "headers": config.credential_headers,
+        "overrides": OVERRIDE_HEADERS,
     }
     return render_template("squid.conf.j2", values)
 

@@ -18,6 +18,7 @@ from agent_container.drain import (
     RECEIPTS,
     RECORD,
     Source,
+    add_file,
     digest_file,
     drain,
     file_pieces,
@@ -34,7 +35,7 @@ from agent_container.sandbox.control import SidecarControl
 from agent_container.sandbox.recording import Closing, Seen, make_record, merged_events
 from agent_container.session import PHASES, Phase, SessionState
 from agent_container.stack import LABEL, Mount
-from agent_container.stack_agent import RUN_VOLUME
+from agent_container.stack_agent import RUN_VOLUME, WORKSPACE
 from agent_container.store import RunPlace, Store, VerifiedHead
 from agent_container.tally import Tally
 from agent_container.workspace.protected import changed_protected, protected_state
@@ -44,6 +45,8 @@ from agent_egress.identity import MAX_RECEIPT_BYTES
 from agent_egress.receipts import ChainReport, Checkpoint, verify_chain
 
 RECEIPTS_FILE = "/var/lib/egress/receipts.jsonl"
+RESCUE = "workspace.tar"
+MAX_RESCUE_BYTES = 4 * 1024**3
 STOP_GRACE_S = 10
 BUNDLE, PATCH = "workspace.bundle", "workspace.patch"
 
@@ -131,7 +134,8 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         )
     _advance_checkpoint(store, state, chain)
     report("Drained the record")
-    unread = {role for role, report in reports.items() if not report.complete}
+    # What is not there will not be there the next time either; only what could not be read is worth another try.
+    unread = {role for role, report in reports.items() if not (report.complete or report.absent)}
     done = not final.fresh or _gone(engine, state, unread)
     if done:
         state = store.sessions.save(state.updated(recorded=True))
@@ -182,7 +186,7 @@ def _sources(engine: Engine, state: SessionState) -> dict[str, Source]:
             name="the runner's spool",
             into=RAW,
             read=lambda: engine.read_archive(agent, spool_path(state.id)) if agent else iter(()),
-            optional=True,
+            optional=state.turn_started is None,  # the agent can move it away; that is then a loss
         ),
         "egress": Source(
             name="the receipts",
@@ -216,8 +220,30 @@ def _collect(engine: Engine, store: Store, state: SessionState, staged: Path) ->
         raise
     except AgentContainerError as error:
         words = "; ".join([error.message, *error.details[:2]])
-        return None, (f"the work could not be collected: {words}",)
+        return None, (f"the work could not be collected: {words}", *_rescue(engine, state, staged))
     return work, ()
+
+
+def _rescue(engine: Engine, state: SessionState, staged: Path) -> tuple[str, ...]:
+    """The workspace as it is, packed by the engine, where no bundle could be made of it: nobody has looked into it."""
+    agent, use = state.container("agent"), state.workspace
+    if agent is None or use is None or use.mode != "clone":
+        return ()
+    kept = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal kept
+        for piece in engine.read_archive(agent, WORKSPACE):
+            if kept + len(piece) > MAX_RESCUE_BYTES:
+                return
+            kept += len(piece)
+            yield piece
+
+    try:
+        add_file(staged, RESCUE, pieces())
+    except EngineError as error:
+        return (f"and it could not be packed as it is: {error}",)
+    return (f"the workspace as it was is in {RESCUE} of the record ({kept} bytes); unpack it in a sandbox only",)
 
 
 def _touched(store: Store, state: SessionState) -> tuple[str, ...]:

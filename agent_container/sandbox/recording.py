@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +25,7 @@ from agent_container.records import (
     Workspace,
     basis_of,
 )
-from agent_container.sandbox.turn import TurnEnd, end_of
+from agent_container.sandbox.turn import HostsView, TurnEnd, end_of
 from agent_container.session import SessionState
 from agent_container.tally import Tally
 from agent_container.workspace.transfer import Work
@@ -61,7 +62,7 @@ class Seen:
 
 def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen) -> RunRecord:
     """The record of a run whose session has ended."""
-    end = closing.end or end_by_spool(state, closing.profile, tally)
+    end = closing.end or end_by_spool(state, closing.profile, tally, ended=closing.ended)
     images = dict(state.images)
     left = seen.work.left_behind if seen.work is not None else ()
     skew = _skew(state, tally)
@@ -104,13 +105,15 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
     )
 
 
-def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally) -> TurnEnd:
+def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally, *, ended: datetime) -> TurnEnd:
     """How a turn ended whose driver is gone: as it judged while it could, else by the spool's last frame, or lost."""
     judged = Outcome(state.outcome) if state.outcome in {str(outcome) for outcome in Outcome} else None
     if judged is not None and basis_of(judged) is Basis.HOST:
         return TurnEnd(judged, state.reason or "the process that drove the run was gone before it wrote why")
     if tally.exit is not None:
-        end = end_of(tally.exit, profile, tally.result)
+        elapsed = (ended - state.turn_started).total_seconds() if state.turn_started else 0.0
+        host = HostsView(elapsed_s=elapsed, time_s=state.limits.time_s or math.inf)
+        end = end_of(tally.exit, profile, tally.result, host)
         note = "the process that drove the run was gone; its end is read from the spool"
         return TurnEnd(end.outcome, end.reason, end.exit_code, end.signal, (*end.notes, note))
     if judged is not None:

@@ -27,6 +27,8 @@ RESULT_GRACE_S = 20.0
 RUNNER_SLACK_S = 15.0
 """How much later than the runner the host ends a turn itself: the runner's way flushes more."""
 RECONNECTS = 5
+CLOCK_SLACK_S = 3.0
+"""How far the runner's clock and the host's may differ over the start of a turn."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,17 @@ def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
         progress.take(frame)
         return
     progress.finish()
-    raise _Ended(progress.asked_to_stop or end_of(frame, watch.profile, progress.result))
+    now = time.monotonic()
+    host = HostsView(
+        elapsed_s=now - progress.started,
+        time_s=watch.time_s,
+        silent_s=now - progress.last_output,
+        idle_s=watch.idle_s,
+        printed=progress.next_seq > 1,
+    )
+    if progress.asked_to_stop is None and frame.reason in ("stopped", "interrupted") and watch.stop_requested():
+        raise _Ended(TurnEnd(Outcome.INTERRUPTED, "stopped by its user", frame.code, frame.signal))
+    raise _Ended(progress.asked_to_stop or end_of(frame, watch.profile, progress.result, host))
 
 
 def _judge(watch: TurnWatch, progress: _Progress) -> None:
@@ -199,24 +211,48 @@ def idled_out(idle_s: float) -> TurnEnd:
     return TurnEnd(Outcome.TIMEOUT, f"it printed nothing for limits.idle, {idle_s:g} s")
 
 
-def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None) -> TurnEnd:
-    """The outcome that an exit frame stands for: success takes status 0 and, where the agent has one, a good result."""
+@dataclass(frozen=True)
+class HostsView:
+    """What the host itself has seen of a turn, by its own clock: the runner has the agent's uid, and its word alone
+    never becomes the host's."""
+
+    elapsed_s: float
+    time_s: float
+    silent_s: float | None = None
+    """None when nobody watched."""
+    idle_s: float = 0.0
+    printed: bool = True
+    """Whether any output was seen, or may have been."""
+
+    def says(self, reason: str) -> bool:
+        """Whether the host can vouch for the reason that the runner gives."""
+        match reason:
+            case "time":
+                return self.elapsed_s >= self.time_s - CLOCK_SLACK_S
+            case "idle":
+                return self.silent_s is not None and self.silent_s >= self.idle_s - CLOCK_SLACK_S
+            case "spawn":
+                return not self.printed
+            case _:
+                return False
+
+
+def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None, host: HostsView) -> TurnEnd:
+    """The outcome that an exit frame stands for: success takes status 0 and, where the agent has one, a good result.
+
+    Of the reasons that are the host's word, only those count that the host can vouch for; it asks for stops itself.
+    """
     code, signal = frame.code, frame.signal
     match frame.reason:
-        case "time":
+        case "time" if host.says("time"):
             return TurnEnd(Outcome.TIMEOUT, f"it took longer than limits.time ({frame.detail})", code, signal)
-        case "idle":
+        case "idle" if host.says("idle"):
             return TurnEnd(Outcome.TIMEOUT, f"it printed nothing for limits.idle ({frame.detail})", code, signal)
-        case "stopped" | "interrupted":
-            return TurnEnd(Outcome.INTERRUPTED, frame.detail or "stopped by its user", code, signal)
-        case "output" | "volume":
-            return TurnEnd(Outcome.FAILED, f"it was ended by the runner: {frame.detail or frame.reason}", code, signal)
-        case "lost":
-            return TurnEnd(
-                Outcome.LOST, frame.detail or "the runner was restarted while the agent worked", code, signal
-            )
-        case "spawn":
+        case "spawn" if host.says("spawn"):
             return TurnEnd(Outcome.NEVER_STARTED, f"the agent's program could not be started: {frame.detail}", code)
+        case "time" | "idle" | "spawn" | "stopped" | "interrupted" | "lost" | "output" | "volume":
+            words = f"the runner says that it ended the agent ({frame.reason}): {frame.detail}"
+            return TurnEnd(Outcome.FAILED, words, code, signal)
         case _:
             pass
     if code == 0 and result is not None and result.ok:

@@ -195,6 +195,9 @@ def _allow(
     receipt["via"] = via
     if address:
         receipt["address"] = address
+    if swap is not None and policy.bindings.get(host):
+        # What squid does not show (a header given twice, one that it makes of a URL's userinfo) is stripped unseen.
+        notes.append(("bound_", "yes"))
     if swap is not None and swap.header:
         notes += [("auth_", swap.value), ("cred_", swap.header)]
         receipt["credential"] = swap.credential

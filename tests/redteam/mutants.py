@@ -160,7 +160,27 @@ MUTANTS: tuple[Mutant, ...] = (
         old="http_access deny manager\n",
         new="http_access allow manager\n",
     ),
-    _squid("the decoy is not stripped", "deny cred_1\n", "allow cred_1\n", "outside_decoy", via=("control_injection",)),
+    _squid(
+        "the decoy is not stripped",
+        "request_header_access Authorization deny bound\n",
+        "",
+        "outside_decoy",
+        "token_foreign_twice",
+        via=("control_injection",),
+    ),
+    Mutant(
+        "userinfo in a URL",
+        ("token_foreign_userinfo",),
+        file="squid.conf",
+        old="http_access deny userinfo\n",
+        more=(("squid.conf", "request_header_access Authorization deny bound\n", ""),),
+    ),
+    _squid(
+        "another method by a header",
+        "X-HTTP-Method-Override deny bound",
+        "X-HTTP-Method-Override allow bound",
+        "token_override",
+    ),
     _squid("nothing is injected", "request_header_add Authorization", "# ", "control_injection"),
     _squid(
         "upstreams are not verified", "min-version=1.2", "min-version=1.2 flags=DONT_VERIFY_PEER", "bad_certificate"

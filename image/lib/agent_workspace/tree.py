@@ -85,13 +85,17 @@ def read_config(path: Path, clock: Clock) -> list[tuple[str, str]]:
     """Every entry of one configuration file, includes not followed; raises on a file that git cannot read."""
     if read_small(path) is None:
         return []
-    done = subprocess.run(
-        ["git", "config", "--file", str(path), "--no-includes", "-z", "--list"],
-        env=environment(),
-        capture_output=True,
-        timeout=clock.left(),
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["git", "config", "--file", str(path), "--no-includes", "-z", "--list"],
+            cwd="/",  # or git would look at the repository around it first, whose HEAD may be a FIFO
+            env=environment(),
+            capture_output=True,
+            timeout=clock.left(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"git took too long over {path}") from None
     if done.returncode != 0:
         raise Failed(f"{path}: {last_words(done.stderr)}")
     entries = []
@@ -146,6 +150,15 @@ def config_text(entries: Iterable[tuple[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def check_regular(store: Path) -> None:
+    """Raises Failed for anything in an object directory that git would wait for: it opens what has the right name."""
+    for folder, folders, files in os.walk(str(store)):
+        for name in (*folders, *files):
+            mode = os.lstat(os.path.join(folder, name)).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise Failed(f"{os.path.join(folder, name)} is neither a file nor a directory; git would open it")
+
+
 def object_stores(objects: Path) -> list[Path]:
     """The object directory and every alternate, absolute: git itself ignores relative alternates of alternates."""
     stores, queue = [], [objects]
@@ -153,6 +166,7 @@ def object_stores(objects: Path) -> list[Path]:
         store = Path(os.path.realpath(queue.pop(0)))
         if store in stores or not store.is_dir():
             continue
+        check_regular(store)
         stores.append(store)
         for line in os.fsdecode(read_small(store / "info" / "alternates") or b"").splitlines():
             if line and not line.startswith("#"):
@@ -167,7 +181,10 @@ def read_refs(found: Found, *, reftable: bool, clock: Clock) -> tuple[str | None
         env = environment(GIT_DIR=str(found.git_dir))
 
         def ask(*words: str) -> str:
-            done = subprocess.run(["git", *words], env=env, capture_output=True, timeout=clock.left(), check=False)
+            try:
+                done = subprocess.run(["git", *words], env=env, capture_output=True, timeout=clock.left(), check=False)
+            except subprocess.TimeoutExpired:
+                raise Failed(f"git {words[0]} took too long over {found.git_dir}") from None
             return done.stdout.decode("utf-8", "surrogateescape")
 
         for line in ask("for-each-ref", "--format=%(objectname) %(refname)").splitlines():

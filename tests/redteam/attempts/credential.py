@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 
 from .tools import DECOY, attempt, bearer, leaked, over, proxy_get, reached_world, request, transparent, tunnel
@@ -100,4 +101,40 @@ def token_of_another_host() -> object:
     with contextlib.suppress(OSError), tunnel("other.test") as wrapped:
         answer = over(wrapped, request("/v1/messages", "other.test", headers=bearer()))
         return reached_world(answer)
+    return False
+
+
+FOREIGN = "foreign-key-of-another-account"
+
+
+def _foreign_arrived(headers: str, target: str = "/v1/messages") -> bool:
+    """Whether the server saw a key that is not this session's, plain or as squid would make it of userinfo."""
+    coded = base64.b64encode(f"evil:{FOREIGN}".encode())
+    with contextlib.suppress(OSError), tunnel("api.test") as wrapped:
+        answer = over(wrapped, request(target, "api.test", headers=headers))
+        return FOREIGN.encode() in answer.partition(b"\r\n\r\n")[2] or coded in answer
+    return False
+
+
+@attempt
+def token_foreign_twice() -> object:
+    """A header twice, the first one empty: squid shows the policy process the first alone."""
+    for first in ("-", ""):
+        if _foreign_arrived(f"Authorization: {first}\r\nAuthorization: Bearer {FOREIGN}\r\n"):
+            return f"after {first!r}"
+    return False
+
+
+@attempt
+def token_foreign_userinfo() -> object:
+    """A key in an absolute URI, which squid turns into a header."""
+    return _foreign_arrived("", f"https://evil:{FOREIGN}@api.test/v1/messages")
+
+
+@attempt
+def token_override() -> object:
+    """The real credential with another method than the one that was judged."""
+    with contextlib.suppress(OSError), tunnel("api.test") as wrapped:
+        answer = over(wrapped, request("/v1/messages", headers=bearer() + "X-HTTP-Method-Override: DELETE\r\n"))
+        return b"x-http-method-override" in answer.lower()
     return False
