@@ -289,10 +289,36 @@ def test_a_changed_spec_is_said_applied_and_costs_nothing_that_stays(world: Worl
     world.agc("down", cwd=project)
     assert world.objects(again) == []
     assert (project / "work").read_text() == "work\n"
-    home = [name for name in words("volume", "ls", "-q") if world.record(again)["host"]["project_id"] in name]
-    assert len(home) == 1
+    project_id = world.record(again)["host"]["project_id"]
+    # What holds work outlives the sandbox: the agent's home, and the private repository where its commits are.
+    assert kept_volumes(project_id) == [f"ac-{project_id}-git", f"ac-{project_id}-home"]
     assert "removed volume" in world.agc("down", "-v", cwd=project).text
-    assert home[0] not in words("volume", "ls", "-q")
+    assert kept_volumes(project_id) == []
+
+
+def kept_volumes(project_id: str) -> list[str]:
+    return sorted(name for name in words("volume", "ls", "-q") if name.startswith(f"ac-{project_id}-"))
+
+
+def test_a_clone_outlives_redeploy_and_down(world: World) -> None:
+    project = owned(world, "cloned", SPEC + "workspace: {mode: clone}\n")
+    first = world.agc("--json", "up", cwd=project).result["session"]
+    commit = "git -c user.name=a -c user.email=a@b.test commit -qm one"
+    inside(world, project, f"echo one >one; git add one; {commit}; echo two >two")
+    base = inside(world, project, "git rev-parse HEAD~1").text.strip()
+    world.agc("redeploy", cwd=project)
+    assert inside(world, project, "cat one two; git log --format=%s -1").out == b"one\ntwo\none\n"
+    world.agc("down", cwd=project)
+    last = world.agc("--json", "up", cwd=project).result["session"]
+    assert inside(world, project, "cat one two").out == b"one\ntwo\n"
+    world.agc("down", cwd=project)
+    for session in (first, last):
+        record = world.record(session)["host"]["workspace"]
+        assert (record["base_commit"], record["files_changed"]) == (base, 2)
+    project_id = world.record(last)["host"]["project_id"]
+    assert f"ac-{project_id}-workspace" in kept_volumes(project_id)
+    world.agc("down", "-v", cwd=project)
+    assert kept_volumes(project_id) == []
 
 
 ODD_PATHS = {
