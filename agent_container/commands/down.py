@@ -9,6 +9,7 @@ from agent_container.commands.context import Context
 from agent_container.commands.ending import close_standing
 from agent_container.commands.leftovers import known_projects, remove_unknown, sweep_closed
 from agent_container.commands.recovery import reap_orphans
+from agent_container.commands.standing import left_elsewhere
 from agent_container.errors import AgentContainerError, UsageError
 from agent_container.project import find_project
 from agent_container.session import SessionState
@@ -37,10 +38,12 @@ def take_down(
 ) -> DownResult:
     """Takes standing environments down, and with `orphans` the runs that nobody drives and what the engine has of
     sessions that the store has lost; harmless when none is up. Raises Unfinished once all else is done."""
+    elsewhere: tuple[str, ...] = ()
     states = _chosen(ctx, project=project, all_projects=all_projects)
     ids = sorted({state.project_id for state in states})
     if not all_projects and project is None:
-        ids = [find_project(ctx.directory, ctx.spec_path).id]
+        here = find_project(ctx.directory, ctx.spec_path)
+        ids, elsewhere = [here.id], left_elsewhere(ctx, here)
     done: list[str] = []
     lines: list[str] = []
     unfinished: list[str] = []
@@ -72,7 +75,7 @@ def take_down(
             details=[*lines, *unfinished],
             hint="agent-container down again, once the reason is gone",
         )
-    return DownResult(sessions=tuple(done), lines=tuple(lines) or ("nothing was up",))
+    return DownResult(sessions=tuple(done), lines=tuple(lines) or ("nothing was up", *elsewhere))
 
 
 def _remove_unknown(ctx: Context, projects: set[str], *, told: bool) -> list[str]:

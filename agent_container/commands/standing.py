@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from agent_container.commands.context import Context
 from agent_container.errors import EngineError, NotRunning
+from agent_container.project import Project
 from agent_container.sandbox.control import SidecarControl
 from agent_container.session import Phase, SessionState
 
@@ -77,3 +79,14 @@ def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
     if state.phase in (Phase.CREATED, Phase.DRAINING):
         amiss.append(f"its last command was interrupted while the session was {state.phase}")
     return Health(state=state, running=running, amiss=tuple(amiss))
+
+
+def left_elsewhere(ctx: Context, project: Project) -> tuple[str, ...]:
+    """Environments whose directory is gone: one may be this project's, from before it was moved. Each with the cure."""
+    found = []
+    for state in ctx.store.sessions.list():
+        before = Path(state.project_root)
+        if state.kind == "up" and state.project_id != project.id and not before.is_dir():
+            cure = f"agent-container down --project {state.project_id}"
+            found.append(f"an environment still stands for {before}, which is gone; if this was it: {cure}")
+    return tuple(found)

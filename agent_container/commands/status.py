@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_container.commands.context import Context
-from agent_container.commands.standing import examine, standing
+from agent_container.commands.standing import examine, left_elsewhere, standing
 from agent_container.project import find_project
 from agent_container.session import SessionState
 
@@ -51,6 +51,7 @@ def read_status(ctx: Context) -> StatusResult:
         if s.id in orphans
     ]
     if state is None:
+        amiss += left_elsewhere(ctx, project)
         down = (("project", project.name), ("state", "down"), ("id", project.id))
         return StatusResult(project.name, "down", None, _with_runs(down, runs), tuple(amiss))
     health = examine(ctx, state)

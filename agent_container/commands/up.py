@@ -10,7 +10,7 @@ from agent_container.commands.imaging import Images, make_images
 from agent_container.commands.recovery import reap_orphans
 from agent_container.commands.resolve import Resolved, approve, resolve
 from agent_container.commands.stacking import comparable, lasting
-from agent_container.commands.standing import examine, standing
+from agent_container.commands.standing import examine, left_elsewhere, standing
 from agent_container.commands.starting import Start, close_failed, plan_for, start_session
 from agent_container.errors import EngineError
 from agent_container.ids import new_id
@@ -36,6 +36,8 @@ def bring_up(ctx: Context, *, accept: str | None, agent: str | None, mode: str |
     approve(ctx, resolved, accept=accept)
     images = make_images(ctx, resolved)
     verb = "redeploy" if recreate else "up"
+    for line in left_elsewhere(ctx, resolved.project):
+        ctx.report(f"Note: {line}")
     with ctx.store.project_lock(resolved.project.id, doing=verb, wait_s=LOCK_WAIT_S):
         reap_orphans(ctx, resolved.project.id)
         return _converge(ctx, resolved, images, recreate=recreate)

@@ -366,3 +366,19 @@ def test_projects_of_one_name_do_not_meet_and_one_by_two_paths_is_one(world: Wor
     assert inside(world, projects[0], "cat ~/mine").out == b"0\n"
     for project in (projects[0], projects[2]):
         world.agc("down", "-v", cwd=project)
+
+
+def test_a_project_that_was_moved_is_told_what_still_stands(world: World) -> None:
+    project = owned(world, "moved-from", SPEC + "workspace: {mode: clone}\n")
+    session = world.agc("--json", "up", cwd=project).result["session"]
+    moved = project.rename(project.with_name("moved-to"))
+    try:
+        amiss = world.agc("--json", "status", cwd=moved).result["amiss"]
+        assert any(str(project) in line for line in amiss), amiss
+        told = world.agc("down", cwd=moved).text
+        project_id = told.rpartition("--project ")[2].split()[0]
+        assert world.objects(session)
+    finally:
+        world.agc("down", "-v", "--project", "moved-from", cwd=moved, code=None)
+    assert world.objects(session) == []
+    assert project_id and str(project) not in world.agc("down", cwd=moved).text
