@@ -87,7 +87,7 @@ class DrainReport:
     @property
     def absent(self) -> bool:
         """Whether all that was lost is what was not there: another try would find no more."""
-        return bool(self.lost) and all(words.endswith(" is there") or words.endswith(ABSENT) for words in self.lost)
+        return bool(self.lost) and all(words.endswith((" is there", ABSENT)) for words in self.lost)
 
     def __add__(self, other: DrainReport) -> DrainReport:
         return DrainReport(
