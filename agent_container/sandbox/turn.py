@@ -15,7 +15,7 @@ from agent_container.agents import AgentProfile
 from agent_container.agents.profile import Channel
 from agent_container.engine.protocol import Engine
 from agent_container.errors import EngineError
-from agent_container.events import AgentResult, Event
+from agent_container.events import AgentResult, Event, RunNote
 from agent_container.frames import MAX_AGENT_LINE_BYTES, Frame, Line, LineSplitter
 from agent_container.records import Outcome
 from agent_container.sandbox.runner import Received, RunnerClient
@@ -185,6 +185,7 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
 def _ask_to_stop(watch: TurnWatch, progress: _Progress, end: TurnEnd) -> None:
     """Over a conversation of its own: the one that streams is busy."""
     progress.asked_to_stop, progress.asked_at = end, time.monotonic()
+    watch.on_event(RunNote(text=f"ending the agent: {end.reason}; its work and its record come next"))
     with contextlib.suppress(EngineError), RunnerClient.connect(watch.engine, watch.agent) as runner:
         runner.stop(watch.turn, reason=end.reason)
 
