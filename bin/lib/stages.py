@@ -51,7 +51,7 @@ STAGES = {
         Stage("types", 300, (("mypy",), ("mypy", *SCRIPTS))),
         Stage("unit", 600, tests=("tests/unit", "tests/golden")),
         Stage("process", 600, tests=("tests/process",)),
-        Stage("integration", 2400, tests=("tests/integration",)),
+        Stage("integration", 3300, tests=("tests/integration",)),
         Stage("redteam", 1200, tests=("tests/redteam",)),
         Stage("quick-integration", 300, tests=("tests/integration", "tests/redteam"), marker="quick"),
         Stage("bench", 1800, tests=("tests/bench",)),
