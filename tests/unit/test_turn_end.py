@@ -1,0 +1,33 @@
+"""What the runner says of a turn's end, and when that is the host's word: a row for each reason that it may give."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_container.agents.own import own_profile
+from agent_container.frames import Frame
+from agent_container.records import Outcome
+from agent_container.sandbox.turn import HostsView, end_of
+
+PROFILE = own_profile(command=("true",), environment=(), hosts=())
+EARLY = HostsView(elapsed_s=5, time_s=100, silent_s=1, idle_s=50, printed=True)
+LATE = HostsView(elapsed_s=101, time_s=100, silent_s=51, idle_s=50, printed=False)
+
+CASES = [
+    ("a time limit that the host's clock confirms", "time", LATE, Outcome.TIMEOUT),
+    ("a time limit that it does not", "time", EARLY, Outcome.FAILED),
+    ("a silence that the host has heard too", "idle", LATE, Outcome.TIMEOUT),
+    ("a silence that it has not", "idle", EARLY, Outcome.FAILED),
+    ("a program that never printed could not be started", "spawn", LATE, Outcome.NEVER_STARTED),
+    ("one that printed was started", "spawn", EARLY, Outcome.FAILED),
+    ("a stop that nobody here asked for", "stopped", LATE, Outcome.FAILED),
+    ("an interrupt that nobody here asked for", "interrupted", LATE, Outcome.FAILED),
+    ("a loss that only the runner tells of", "lost", LATE, Outcome.FAILED),
+    ("a plain end with status 0", "exit", EARLY, Outcome.SUCCEEDED),
+]
+
+
+@pytest.mark.parametrize(("reason", "host", "outcome"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_the_runners_word_never_becomes_the_hosts(reason: str, host: HostsView, outcome: Outcome) -> None:
+    frame = Frame(1, 1, 0, None, "exit", code=0, reason=reason, detail="interrupted by SIGINT")
+    assert end_of(frame, PROFILE, None, host).outcome is outcome
