@@ -224,3 +224,21 @@ def test_a_failure_is_one_line_of_json(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-I", str(program), "pack", str(tmp_path)], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr.startswith(b'{"error": ')
+
+
+@pytest.mark.parametrize("name", ["info/alternates", "pack/pack-aa.idx", "aa/bb"])
+def test_a_fifo_among_the_objects_is_refused_before_git_waits_for_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(Failed, match="neither a file nor a directory"):
+        object_stores(tmp_path)
+
+
+def test_settings_are_read_beside_a_head_that_git_would_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / ".git" / "HEAD").unlink()
+    os.mkfifo(tmp_path / ".git" / "HEAD")
+    monkeypatch.chdir(tmp_path)
+    assert ("core.bare", "false") in read_config(tmp_path / ".git" / "config", Clock(time.monotonic() + 20))
