@@ -16,6 +16,7 @@ DEADLINE_S = 1.5
 """Below squid's helper deadline of 2 s, so that a refusal still arrives."""
 RETRY_S = 0.05
 MAX_GROUP = 2000
+MAX_HELD = 1000
 Done = Callable[[str], None]
 """Called once, with what went wrong; empty when the receipts are on disk."""
 
@@ -42,6 +43,9 @@ class Ledger(asyncio.Protocol):
         self._receipts: list[Fields] = []
         self._waiting: list[Done] = []
         self._sent: dict[int, tuple[list[Done], asyncio.TimerHandle]] = {}
+        self._held: list[bytes] = []
+        """Written as soon as there is a connection: a writer that has just started, or was lost, is no reason to refuse
+        before the deadline."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -63,6 +67,8 @@ class Ledger(asyncio.Protocol):
             rows = self._first()
             for at in range(0, len(rows), MAX_GROUP):
                 self.append(rows[at : at + MAX_GROUP], lambda _: None)
+            held, self._held = self._held, []
+            self._transport.write(b"".join(held))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """What was on its way counts as not written."""
@@ -93,19 +99,24 @@ class Ledger(asyncio.Protocol):
         self._receipts, self._waiting = [], []
         if not waiting:
             return
-        if self._transport is None:
+        if self._transport is None and len(self._held) >= MAX_HELD:
             _tell(waiting, "the audit writer cannot be reached")
             return
         number = next(self._ids)
         timer = asyncio.get_running_loop().call_later(self._deadline_s, self._late)
         self._sent[number] = (waiting, timer)
-        self._transport.write(encode({"id": number, self._noun: receipts}))
+        line = encode({"id": number, self._noun: receipts})
+        if self._transport is None:
+            self._held.append(line)
+        else:
+            self._transport.write(line)
 
     def _late(self) -> None:
         """A writer that hangs: the connection goes, and with it whatever it may still say."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+        self._held = []
         sent, self._sent = self._sent, {}
         for waiting, timer in sent.values():
             timer.cancel()

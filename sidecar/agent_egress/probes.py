@@ -19,6 +19,8 @@ TYPE_A = 1
 TYPE_NS = 2
 _HEADER = struct.Struct("!6H")
 NXDOMAIN = 3
+REFUSED = 403
+MAX_WORDS = 300
 
 
 @asynccontextmanager
@@ -50,17 +52,24 @@ async def _status(reader: asyncio.StreamReader) -> int:
     return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0
 
 
-async def _get(url: str) -> int:
+async def _get(url: str) -> tuple[int, str]:
+    """Status, and the first words of a refusal's page."""
     async with _tcp(identity.PROXY_PORT) as (reader, writer):
         host = url.split("/")[2]
         writer.write(f"GET {url} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        return await _status(reader)
+        status = await _status(reader)
+        if status != REFUSED:
+            return status, ""
+        while (await reader.readline()).strip():
+            pass
+        words = (await reader.readline())[:MAX_WORDS].decode("ascii", "replace")
+        return status, " ".join(words.split())
 
 
 async def squid_answers() -> str:
     """Whether squid answers at all: a host that it refuses by itself, so that no receipt comes of it."""
-    status = await _get(f"http://{identity.HEALTH_HOST}/")
-    return "" if status == 403 else f"squid answered its own refusal with {status}"
+    status, _ = await _get(f"http://{identity.HEALTH_HOST}/")
+    return "" if status == REFUSED else f"squid answered its own refusal with {status}"
 
 
 async def allowed_canary() -> str:
@@ -70,8 +79,8 @@ async def allowed_canary() -> str:
     told = await ask(identity.POLICY_SOCKET, {"op": "canary", "token": token}, timeout_s=identity.ANSWER_DEADLINE_S)
     if told.get("ok") is not True:
         return f"the policy process refused the canary's token: {told.get('error')}"
-    status = await _get(f"http://{identity.CANARY_HOST}:{identity.CANARY_PORT}/{token}")
-    return "" if status == 200 else f"the allowed canary was answered with {status}"
+    status, words = await _get(f"http://{identity.CANARY_HOST}:{identity.CANARY_PORT}/{token}")
+    return "" if status == 200 else f"the allowed canary was answered with {status} {words}".rstrip()
 
 
 async def refused_canary() -> str:
@@ -83,11 +92,11 @@ async def refused_canary() -> str:
         while (await reader.readline()).strip():
             pass
         if status != 200:
-            return "" if status == 403 else f"the refused canary was answered with {status}"
+            return "" if status == REFUSED else f"the refused canary was answered with {status}"
         await writer.start_tls(context, server_hostname=REFUSED_HOST)
         writer.write(f"GET / HTTP/1.1\r\nHost: {REFUSED_HOST}\r\nConnection: close\r\n\r\n".encode())
         status = await _status(reader)
-    return "" if status == 403 else f"the refused canary was answered with {status}"
+    return "" if status == REFUSED else f"the refused canary was answered with {status}"
 
 
 class _Answer(asyncio.DatagramProtocol):
