@@ -10,8 +10,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from agent_container.agent_install import AgentInstall
 from agent_container.errors import SpecError
 from agent_container.spec_types import parse_command, parse_image, parse_package
 from agent_egress.identity import DAEMON_UIDS
@@ -32,24 +32,6 @@ _NETWORK_FILES = "--mount=type=bind,source=steps/net,target=/agent-build"
 _NPM_FILES = "--mount=type=bind,source=steps/npm,target=/agent-npm"
 _LAST_FILES = "--mount=type=bind,source=steps/last,target=/agent-build"
 _WITH_CA = ("/bin/sh", "/agent-build/with-ca")
-
-
-@dataclass(frozen=True)
-class AgentInstall:
-    """How an agent gets into the image. The npm kind copies native programs out of a stage of its own."""
-
-    kind: Literal["none", "npm"] = "none"
-    package: str = ""
-    version: str = ""
-    program: str = ""
-    """Its name in /usr/local/bin."""
-
-
-NATIVE_AGENTS = {
-    "claude": AgentInstall("npm", "@anthropic-ai/claude-code", "2.1.332", "claude"),
-    "codex": AgentInstall("npm", "@openai/codex", "0.171.0", "codex"),
-}
-"""Agents that are one program and need no Node at run time. A version is named: npm may pick an older one by itself."""
 
 
 @dataclass(frozen=True)

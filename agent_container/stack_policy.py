@@ -26,17 +26,20 @@ class GrantedCredential:
 
 
 def granted_credentials(
-    spec: ProjectSpec, store: Iterable[Credential], *, implied: str | None = None
+    spec: ProjectSpec, store: Iterable[Credential], *, implied: Sequence[str] = ()
 ) -> tuple[GrantedCredential, ...]:
-    """What the spec names and the agent implies (`implied` is a kind), each narrowed as the spec says.
+    """What the spec names and the agent implies, each narrowed as the spec says.
 
-    The agent's own is the one of that kind that the spec names, else the one called like the kind, else the only one.
+    `implied` are the kinds of which the agent needs one, the usual one first. It is the one that the spec names; else,
+    of the first kind that is stored at all, the one called like the kind or the only one.
     Raises: UsageError naming all that is missing; SpecError for an entry that would widen.
     """
     known = {credential.name: credential for credential in store}
     uses = list(spec.credentials)
-    if implied is not None and not any(use.name in known and known[use.name].kind == implied for use in uses):
-        uses.append(CredentialUse(name=_implied_name(known, implied)))
+    if implied and not any(use.name in known and known[use.name].kind in implied for use in uses):
+        stored = {credential.kind for credential in known.values()}
+        kind = next((kind for kind in implied if kind in stored), implied[0])
+        uses.append(CredentialUse(name=_implied_name(known, kind)))
     missing = [use.name for use in uses if use.name not in known]
     if missing:
         raise UsageError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from agent_container.agents import demo
 from agent_container.agents.own import own_profile
-from agent_container.agents.profile import AgentProfile, Launch, StreamParser
+from agent_container.agents.profile import AgentProfile, HomeFile, Launch, StreamParser, Work
 from agent_container.errors import SpecError
 from agent_container.spec import OwnAgent, ProjectSpec
 
-__all__ = ["PROFILES", "AgentProfile", "Launch", "StreamParser", "profile_of"]
+__all__ = ["PROFILES", "AgentProfile", "HomeFile", "Launch", "StreamParser", "Work", "profile_of"]
 
 PROFILES: dict[str, AgentProfile] = {"demo": demo.PROFILE}
 

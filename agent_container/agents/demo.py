@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent_container.agents.profile import AgentProfile, Channel, Launch, output_event
+from agent_container.agents.profile import AgentProfile, Channel, Launch, Work, output_event
 from agent_container.events import (
     AgentError,
     AgentMessage,
@@ -23,13 +23,11 @@ from agent_container.frames import BadLine, Line, parse_object
 PROGRAM = "/opt/agent-container/demo"
 
 
-def _headless(task: str, model: str | None) -> Launch:
-    del model  # it has none
-    return Launch(argv=("/usr/bin/python3", PROGRAM, "--", task))
+def _headless(work: Work) -> Launch:
+    return Launch(argv=("/usr/bin/python3", PROGRAM, "--", work.task))
 
 
-def _interactive(model: str | None) -> Launch:
-    del model
+def _interactive(_: Work) -> Launch:
     return Launch(argv=("/usr/bin/python3", PROGRAM, "--interactive"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_container.agents.profile import AgentProfile, Launch, PlainText
+from agent_container.agents.profile import AgentProfile, Launch, PlainText, Work
 
 TASK_PLACEHOLDER = "{task}"
 
@@ -12,14 +12,12 @@ def own_profile(
 ) -> AgentProfile:
     """The profile of one command. `{task}` in an argument becomes the task; without it the task comes on stdin."""
 
-    def headless(task: str, model: str | None) -> Launch:
-        del model
+    def headless(work: Work) -> Launch:
         takes_argument = any(TASK_PLACEHOLDER in word for word in command)
-        argv = tuple(word.replace(TASK_PLACEHOLDER, task) for word in command)
-        return Launch(argv=argv, stdin=b"" if takes_argument else task.encode(), environment=environment)
+        argv = tuple(word.replace(TASK_PLACEHOLDER, work.task) for word in command)
+        return Launch(argv=argv, stdin=b"" if takes_argument else work.task.encode(), environment=environment)
 
-    def interactive(model: str | None) -> Launch:
-        del model
+    def interactive(_: Work) -> Launch:
         return Launch(argv=tuple(word for word in command if TASK_PLACEHOLDER not in word), environment=environment)
 
     return AgentProfile(

@@ -5,14 +5,26 @@ Each agent is one small module that makes one `AgentProfile`; nothing else in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from agent_container.agent_install import NOTHING, AgentInstall
 from agent_container.events import AgentOutput, Event
 from agent_container.frames import Line
 
 Channel = Literal["stdout", "stderr"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an agent is started for."""
+
+    task: str = ""
+    """Empty for its own interface."""
+    model: str | None = None
+    resume: str | None = None
+    """The agent's own name of the session that this goes on with."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,17 @@ class Launch:
     environment: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class HomeFile:
+    """A file that the agent must find in its HOME before it starts, so that no dialog waits for anybody."""
+
+    path: str
+    """Relative to HOME."""
+    text: str
+    how: Literal["merge-json", "if-absent", "replace"] = "merge-json"
+    """What happens to a file that is there: objects are merged and lists joined, it stays, or it goes."""
+
+
 class StreamParser(Protocol):
     """Turns an agent's own output into events; holds what must be remembered between lines, and raises nothing."""
 
@@ -31,22 +54,39 @@ class StreamParser(Protocol):
         """The events of one line."""
 
 
+def _no_files(_: Mapping[str, str]) -> tuple[HomeFile, ...]:
+    return ()
+
+
+def _no_credentials(_: str | None) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class AgentProfile:
     """One coding agent."""
 
     name: str
-    headless: Callable[[str, str | None], Launch]
-    """(task, model) to the program that works on a task and ends."""
-    interactive: Callable[[str | None], Launch]
-    """(model) to the agent's own interface on a terminal."""
+    headless: Callable[[Work], Launch]
+    """The program that works on a task and ends."""
+    interactive: Callable[[Work], Launch]
+    """The agent's own interface on a terminal."""
     parser: Callable[[], StreamParser]
-    credential: str | None = None
-    """The kind of credential that is implied."""
+    install: AgentInstall = NOTHING
+    credentials: Callable[[str | None], tuple[str, ...]] = _no_credentials
+    """(model) to the kinds of credential of which it needs one, the usual one first."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that keep it quiet: no telemetry, no update, no question."""
+    home: Callable[[Mapping[str, str]], tuple[HomeFile, ...]] = _no_files
+    """(placeholder by kind of credential) to what must be in its HOME."""
+    keeps: tuple[str, ...] = ()
+    """Paths in HOME that it needs to resume a session; directories with all that is below."""
     hosts: tuple[str, ...] = ()
-    """What it cannot work without."""
+    """What it cannot work without, beyond its credential's hosts."""
     has_result: bool = True
     """Whether its stream ends with a result: an exit status of 0 without one is then a failure."""
+    stop_signal: Literal["INT", "TERM"] = "TERM"
+    """What it answers by writing down what it has before it ends."""
 
 
 class PlainText:

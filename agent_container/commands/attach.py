@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 
-from agent_container.agents import profile_of
+from agent_container.agents import Work, profile_of
 from agent_container.commands.context import Context
 from agent_container.commands.resolve import read_project_spec
 from agent_container.commands.standing import examine, must_stand, standing
@@ -31,7 +31,7 @@ def attach_agent(ctx: Context, *, accept: str | None, agent: str | None, mode: s
     state = must_stand(ctx, project.id)
     container = _agent_of(state)
     spec = read_project_spec(project, agent=agent or (state.agent if project.spec_path is None else None))
-    launch = profile_of(spec).interactive(spec.model)
+    launch = profile_of(spec).interactive(Work(model=spec.model))
     size = shutil.get_terminal_size()
     with RunnerClient.connect(ctx.engine, container) as runner:
         runner.start_pty(

@@ -10,7 +10,6 @@ from agent_container.commands.resolve import Resolved
 from agent_container.errors import EngineError, UsageError
 from agent_container.image_plan import (
     DEFAULT_BASE,
-    AgentInstall,
     ImagePlan,
     SetupStep,
     plan_agent_image,
@@ -39,7 +38,7 @@ def plan_images(ctx: Context, resolved: Resolved) -> Images:
             base=spec.image.base,
             packages=(*spec.image.packages, *own),
             setup=[SetupStep(run=step.run, root=step.root, network=step.network) for step in spec.image.setup],
-            install=AgentInstall(),
+            install=resolved.profile.install,
             uid=resolved.uid,
             gid=resolved.gid,
             image_files=read_image_files(),

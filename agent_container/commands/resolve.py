@@ -66,7 +66,7 @@ def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = Non
     if chosen == "bind" and facts.owner_uid == 0 and not (mode or spec.workspace.mode):
         chosen = "clone"  # nobody asked to bind, and the agent, which is never root, could not write there
     uid = _choose_uid(facts, chosen)
-    granted = granted_credentials(spec, load_credentials(ctx), implied=profile.credential)
+    granted = granted_credentials(spec, load_credentials(ctx), implied=profile.credentials(spec.model))
     policy = effective_policy(spec, agent_hosts=profile.hosts, credentials=granted, host_addresses=host_addresses())
     resolvers = ctx.settings.resolvers or host_resolvers()
     if not resolvers:

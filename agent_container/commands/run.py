@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
+from agent_container.agents import Work
 from agent_container.commands.context import Context
 from agent_container.commands.imaging import make_images
 from agent_container.commands.recovery import reap_orphans, still_works
@@ -152,7 +153,7 @@ def _turn(
     egress, agent = state.container("egress"), state.container("agent")
     if egress is None or agent is None:
         raise EngineError(f"session {session} has lost its containers")
-    launch = resolved.profile.headless(task, model or resolved.spec.model)
+    launch = resolved.profile.headless(Work(task=task, model=model or resolved.spec.model))
     limits = resolved.spec.limits
     watch = TurnWatch(
         engine=ctx.engine,

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from agent_container.agent_install import AgentInstall
 from agent_container.engine.build import image_id
 from agent_container.engine.connection import Connection, connect
 from agent_container.errors import EngineError
-from agent_container.image_plan import DEFAULT_BASE, AgentInstall, ImagePlan, SetupStep, plan_agent_image
+from agent_container.image_plan import DEFAULT_BASE, ImagePlan, SetupStep, plan_agent_image
 from agent_container.images import ensure_base, ensure_image, find_private_ca, read_image_files
 
 RUNNER = ("/usr/bin/python3", "-I", "/opt/agent-container/runner")

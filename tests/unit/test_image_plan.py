@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from agent_container.agent_install import AgentInstall
 from agent_container.errors import SpecError
 from agent_container.image_plan import (
-    AgentInstall,
     ImagePlan,
     SetupStep,
     choose_uid,
@@ -24,7 +24,7 @@ FILES = {
     "steps/net/apt": b"#!/bin/sh",
     "steps/last/finish.py": b"",
 }
-NPM = AgentInstall("npm", "@example/agent", "1.2.3", "agent")
+NPM = AgentInstall("native", "@example/agent", "1.2.3", "agent")
 
 
 def plan(**changes: Any) -> ImagePlan:

@@ -119,7 +119,9 @@ def test_metadata_needs_the_switch_and_the_rule() -> None:
 
 def test_the_agents_own_credential_is_implied() -> None:
     spec = default_spec(default_name="a")
-    (granted,) = granted_credentials(spec, [stored("mine", "anthropic"), stored("demo")], implied="anthropic")
+    (granted,) = granted_credentials(
+        spec, [stored("mine", "anthropic"), stored("demo")], implied=("anthropic", "anthropic-oauth")
+    )
     assert (granted.name, granted.kind) == ("mine", "anthropic")
     policy = effective_policy(spec, credentials=(granted,))
     assert decide_name(policy, "api.anthropic.com", 443).action == "bump"
@@ -135,13 +137,15 @@ IMPLIED = {
 @pytest.mark.parametrize(("text", "names", "chosen"), IMPLIED.values(), ids=IMPLIED)
 def test_which_one_is_implied(text: str, names: list[str], chosen: str) -> None:
     store = [stored(name, "anthropic") for name in names]
-    assert [granted.name for granted in granted_credentials(load(text), store, implied="anthropic")] == [chosen]
+    assert [
+        granted.name for granted in granted_credentials(load(text), store, implied=("anthropic", "anthropic-oauth"))
+    ] == [chosen]
 
 
 def test_several_that_could_be_meant_are_named() -> None:
     store = [stored("home", "anthropic"), stored("work", "anthropic")]
     with pytest.raises(UsageError, match="home, work"):
-        granted_credentials(load(""), store, implied="anthropic")
+        granted_credentials(load(""), store, implied=("anthropic", "anthropic-oauth"))
 
 
 def test_a_missing_credential_is_named_with_the_command_that_sets_it() -> None:
@@ -149,7 +153,7 @@ def test_a_missing_credential_is_named_with_the_command_that_sets_it() -> None:
         granted_credentials(load("credentials: [github, jira]"), [])
     assert caught.value.hint == "agent-container credential set github"
     with pytest.raises(UsageError, match="anthropic"):
-        granted_credentials(load(""), [], implied="anthropic")
+        granted_credentials(load(""), [], implied=("anthropic", "anthropic-oauth"))
 
 
 def test_a_spec_cannot_widen_a_credential() -> None:
