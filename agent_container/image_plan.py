@@ -21,6 +21,8 @@ EGRESS_REPOSITORY = "agent-container/egress"
 DEFAULT_BASE = "debian:trixie-slim"
 TOOLS = ("ca-certificates", "curl", "git", "openssh-client", "procps", "python3", "ripgrep")
 """python3 is the runner's; the rest is what every coding agent expects to find."""
+NODE = ("nodejs",)
+"""Without npm, whose packages weigh more than everything else together."""
 
 FIRST_UID = 1001
 LAST_UID = 59999
@@ -115,7 +117,7 @@ def plan_agent_image(
         [
             *_tools_stage(reference),
             *_install_stage(install),
-            *_packages_stage(names),
+            *_packages_stage([*(NODE if install.kind == "node" else ()), *names]),
             *_setup_stage(steps),
             *_final_stage(install, uid=uid, gid=gid),
         ]
@@ -173,7 +175,8 @@ def _tools_stage(base: str) -> list[str]:
 def _install_stage(install: AgentInstall) -> list[str]:
     if install.kind == "none":
         return []
-    command = _exec((*_WITH_CA, "/bin/sh", "/agent-npm/install", install.package, install.version, install.program))
+    wanted = (install.kind, install.package, install.version, install.program)
+    command = _exec((*_WITH_CA, "/bin/sh", "/agent-npm/install", *wanted))
     run = f"RUN {_CA_SECRET} {_NETWORK_FILES} {_NPM_FILES} {command}"
     return ["FROM tools AS agent-program", _apt(("npm",)), run, ""]
 
@@ -202,7 +205,7 @@ def _setup_stage(steps: Sequence[tuple[str, SetupStep]]) -> list[str]:
 
 def _final_stage(install: AgentInstall, *, uid: int, gid: int) -> list[str]:
     finish = ("/usr/bin/python3", "-I", "/agent-build/finish.py", "--uid", str(uid), "--gid", str(gid))
-    copy = ["COPY --from=agent-program /out/ /usr/local/bin/"] if install.kind != "none" else []
+    copy = ["COPY --from=agent-program /out/ /usr/local/"] if install.kind != "none" else []
     return [
         "FROM setup AS agent",
         "USER 0:0",

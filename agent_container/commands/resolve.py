@@ -6,12 +6,12 @@ Every verb that works on a project begins here, so that `plan`, `up` and `run` c
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from agent_container.agents import PROFILES, AgentProfile, profile_of
+from agent_container.agents import PROFILES, AgentProfile, HomeFile, profile_of
 from agent_container.commands.context import Context
 from agent_container.credentials import Credential, parse_credential
 from agent_container.errors import ApprovalNeeded, SpecError, UsageError
@@ -54,6 +54,11 @@ class Resolved:
     def user(self) -> str:
         """The agent's `uid:gid`."""
         return f"{self.uid}:{self.gid}"
+
+    def home_files(self, decoys: Iterable[tuple[str, str]]) -> tuple[HomeFile, ...]:
+        """What the agent must find in its HOME; `decoys` are (credential, placeholder)."""
+        kinds = {granted.name: granted.kind for granted in self.granted}
+        return self.profile.home({kinds[name]: decoy for name, decoy in decoys if name in kinds})
 
 
 def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = None, mode: str | None = None) -> Resolved:

@@ -173,6 +173,7 @@ def _turn(
             interrupted = stop()
             if interrupted is not None:
                 return TurnEnd(Outcome.INTERRUPTED, interrupted)
+            runner.put_home(resolved.home_files(state.decoys))
             runner.start_turn(
                 TurnRequest(
                     turn=session,

@@ -62,7 +62,7 @@ def plan_stack(
         agent=agent_container(
             image=images.agent.tag,
             user=resolved.user,
-            environment=(*sorted(spec.env.items()), *decoys),
+            environment=(*_quiet(resolved), *sorted(spec.env.items()), *decoys),
             workspace=workspace.mounts,
             mounts=plan_mounts(
                 [MountRequest(m.source, m.target, m.read_only) for m in spec.mounts],
@@ -92,6 +92,11 @@ def plan_stack(
         files=render_sidecar_files(config),
         placeholders=tuple(name for name, _ in decoys),
     )
+
+
+def _quiet(resolved: Resolved) -> tuple[tuple[str, str], ...]:
+    """The agent's own settings, where the spec does not say otherwise."""
+    return tuple((name, value) for name, value in resolved.profile.environment if name not in resolved.spec.env)
 
 
 def comparable(stack: Stack) -> Stack:

@@ -14,6 +14,7 @@ from agent_container.commands.standing import examine, left_elsewhere, standing
 from agent_container.commands.starting import Start, close_failed, plan_for, start_session
 from agent_container.errors import EngineError
 from agent_container.ids import new_id
+from agent_container.sandbox.runner import RunnerClient
 from agent_container.session import Phase, SessionState
 
 LOCK_WAIT_S = 120.0
@@ -59,12 +60,21 @@ def _converge(ctx: Context, resolved: Resolved, images: Images, *, recreate: boo
     session = new_id(ctx.now(), ctx.entropy(3))
     start = Start(resolved=resolved, images=images, session=session, kind="up", previous=before.id if before else None)
     try:
-        start_session(ctx, start)
+        opened = start_session(ctx, start)
+        _put_home(ctx, resolved, opened.state)
     except BaseException as error:
         close_failed(ctx, resolved, session, error=error, interrupted=isinstance(error, KeyboardInterrupt))
         raise
     ctx.store.sessions.save(ctx.store.sessions.load(session).updated(phase=Phase.RUNNING))
     return UpResult(session, changed=True, changes=changes, summary="up; `agent-container attach` opens the agent")
+
+
+def _put_home(ctx: Context, resolved: Resolved, state: SessionState) -> None:
+    """For `shell` too: who starts the agent by hand meets no more questions than `attach`."""
+    files, agent = resolved.home_files(state.decoys), state.container("agent")
+    if files and agent is not None:
+        with RunnerClient.connect(ctx.engine, agent) as runner:
+            runner.put_home(files)
 
 
 def _differences(ctx: Context, resolved: Resolved, images: Images, before: SessionState) -> tuple[str, ...]:

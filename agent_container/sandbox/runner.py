@@ -8,10 +8,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
+from agent_container.agents import HomeFile
 from agent_container.engine.protocol import Channel, Engine
 from agent_container.errors import EngineError
 from agent_container.frames import BadLine, Frame, Line, parse_frame
@@ -99,6 +100,11 @@ class RunnerClient:
             yield Received(frame, line)
             if isinstance(frame, Frame) and frame.channel == "exit":
                 return
+
+    def put_home(self, files: Sequence[HomeFile]) -> None:
+        """Puts files into the agent's HOME, each as its `how` says; harmless to repeat."""
+        if files:
+            self._ask({"op": "home.put", "files": [asdict(file) for file in files]})
 
     def stop(self, turn: str, *, reason: str) -> None:
         """Asks for a turn's end: TERM to its process group, the grace, then KILL to all that is left."""

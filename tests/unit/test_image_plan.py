@@ -101,7 +101,7 @@ def test_other_packages_leave_the_agents_own_stage_alone() -> None:
 
     assert stage(plan(install=NPM)) == stage(plan(install=NPM, packages=["jq"], uid=2000, setup=[SetupStep("x")]))
     assert "FROM tools AS agent-program" in stage(plan(install=NPM))
-    assert "COPY --from=agent-program /out/ /usr/local/bin/" in plan(install=NPM).dockerfile
+    assert "COPY --from=agent-program /out/ /usr/local/" in plan(install=NPM).dockerfile
 
 
 def test_setup_runs_as_the_agents_user_without_network_unless_it_says_so() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, 
 
 from . import PROTOCOL, VERSION
 from .config import NAME, SPOOL_MAX_BYTES
+from .home import HomeRefused, put_files
 from .lines import encode, parse
 from .runner import Refused, Runner
 from .spool import SpoolError
@@ -177,6 +178,16 @@ def _acknowledge(runner: Runner, _client: Client, request: Message) -> Reply:
     return {"turn": runner.acknowledge(_name(request, "turn")).name}
 
 
+def _home_put(runner: Runner, _client: Client, request: Message) -> Reply:
+    files = request.get("files")
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        raise Refused("bad-request", "'files' must be a list of objects")
+    try:
+        return {"changed": put_files(runner.home, files)}
+    except HomeRefused as error:
+        raise Refused("home", str(error)) from error
+
+
 def _pty_start(runner: Runner, _client: Client, request: Message) -> Reply:
     rows, cols = _size(request)
     name, argv, cwd = _name(request, "name"), _argv(request), request.get("cwd") or "/workspace"
@@ -234,6 +245,7 @@ OPERATIONS: Dict[str, Callable[[Runner, "Client", Message], Reply]] = {
     "interrupt": _interrupt,
     "stop": _stop,
     "drain.ack": _acknowledge,
+    "home.put": _home_put,
     "pty.start": _pty_start,
     "pty.list": _pty_list,
     "pty.attach": _pty_attach,

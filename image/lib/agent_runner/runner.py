@@ -37,6 +37,7 @@ class Runner:
         self.on_terminal: Callable[[Terminal], None] = lambda _terminal: None
         self._loop = loop
         self._environ = dict(environ)
+        self.home = self._environ.get("HOME") or "/"
         self._stopping = False
 
     def recover_turns(self) -> None:
