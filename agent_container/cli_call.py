@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from agent_container.errors import ApprovalNeeded, UsageError
+from agent_container.errors import ApprovalNeeded, CredentialMissing, UsageError
 
 if TYPE_CHECKING:
     from agent_container.commands.context import Context
@@ -53,9 +53,9 @@ CALL = Call()
 
 
 def approved(call: Callable[[str | None], T], *, accept: str | None, again: str) -> T:
-    """Calls with the digest given; where a yes is missing, shows the difference and asks, then calls again."""
+    """Calls with the digest given. Where a key or a yes is missing, says so and asks, then calls again."""
     try:
-        return call(accept)
+        return _with_credential(call, accept)
     except ApprovalNeeded as needed:
         ui = CALL.ui
         if not ui.interactive or accept is not None:
@@ -65,3 +65,25 @@ def approved(call: Callable[[str | None], T], *, accept: str | None, again: str)
         if not ui.confirm("Accept this?", hint=f"{again} --accept {needed.digest[:12]}"):
             raise UsageError("not accepted; nothing was changed") from None
         return call(needed.digest)
+
+
+def _with_credential(call: Callable[[str | None], T], accept: str | None) -> T:
+    """Offers a key that the user's own environment holds, when the agent's is not stored."""
+    try:
+        return call(accept)
+    except CredentialMissing as missing:
+        ui = CALL.ui
+        if not ui.interactive or not missing.offers:
+            raise
+        from agent_container.commands.credential import BindingRequest, notice_of, set_credential
+
+        kind, variable = missing.offers[0]
+        ui.info(missing.message)
+        ui.info("It is sealed on this host and never enters a sandbox: the agent sees a placeholder.")
+        for line in notice_of(kind):
+            ui.info(line)
+        if not ui.confirm(f"Use {variable} of this shell, and keep it as {kind}?", hint=missing.hint):
+            raise
+        context = CALL.context
+        set_credential(context, kind, BindingRequest(kind=kind), secret=context.environ[variable].encode())
+        return call(accept)

@@ -214,7 +214,7 @@ def credential_set(
     """Seal a secret; it is asked for, or read from stdin, a file or a variable, and never an argument."""
     import os
 
-    from agent_container.commands.credential import BindingRequest, read_secret_from, set_credential
+    from agent_container.commands.credential import BindingRequest, notice_of, read_secret_from, set_credential
 
     request = BindingRequest(
         kind=kind,
@@ -233,6 +233,8 @@ def credential_set(
     else:
         secret = read_secret_from(from_file or sys.stdin.buffer, variable=from_env, environ=dict(os.environ))
     row = set_credential(CALL.context, name, request, secret=secret)
+    for line in notice_of(row.kind):
+        CALL.ui.info(line)
     CALL.ui.result(row, command="credential set", show=lambda: CALL.ui.text(f"sealed {row.name} ({row.kind})"))
 
 

@@ -30,6 +30,8 @@ class CredentialKind:
     length: int
     """Characters of a placeholder, those of a real one."""
     port: int = 443
+    notice: tuple[str, ...] = ()
+    """What its user should know, in words: the vendor's terms."""
 
 
 _TABLE = (
@@ -54,6 +56,10 @@ _TABLE = (
         env=("CLAUDE_CODE_OAUTH_TOKEN",),
         prefix="sk-ant-oat01-",
         length=108,
+        notice=(
+            "a subscription's token is for its own subscriber, in Claude Code, within the limits of the plan;",
+            "for anything that serves others or runs unattended, Anthropic's terms ask for an API key.",
+        ),
     ),
     CredentialKind(
         name="openai",

@@ -39,6 +39,18 @@ class ApprovalNeeded(UsageError):
         self.digest = digest
 
 
+class CredentialMissing(UsageError):
+    """The agent needs a credential that is not stored; one of `kinds` would do. `offers` are (kind, variable) of the
+    user's own environment that hold one."""
+
+    def __init__(
+        self, message: str, *, kinds: Sequence[str], offers: Sequence[tuple[str, str]] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kinds = tuple(kinds)
+        self.offers = tuple(offers)
+
+
 class EngineError(AgentContainerError):
     """Docker did not do what was asked; `details` holds the line to paste and what it printed."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from agent_container.credential_kinds import KINDS
 from agent_container.credentials import Binding, Credential, narrow
-from agent_container.errors import SpecError, UsageError
+from agent_container.errors import CredentialMissing, SpecError, UsageError
 from agent_container.spec import CredentialUse, EgressRule, OwnAgent, ProjectSpec
 from agent_egress.policy import Policy, PolicyError, Rule, decide_name
 
@@ -41,6 +41,13 @@ def granted_credentials(
         kind = next((kind for kind in implied if kind in stored), implied[0])
         uses.append(CredentialUse(name=_implied_name(known, kind)))
     missing = [use.name for use in uses if use.name not in known]
+    if missing and not any(use.name in missing for use in spec.credentials):
+        # The agent's own: its user may hold one already, under a name that every tool of its kind knows.
+        raise CredentialMissing(
+            f"no credential is stored as {missing[0]}, which {spec.agent_name} needs",
+            kinds=implied,
+            hint=how_to_set(missing[0]),
+        )
     if missing:
         raise UsageError(
             f"no credential is stored as {', '.join(missing)}",

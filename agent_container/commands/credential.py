@@ -49,6 +49,11 @@ class CredentialRow:
         return self.name, self.kind, ", ".join(self.hosts), self.header, ", ".join(self.env)
 
 
+def notice_of(kind: str) -> tuple[str, ...]:
+    """What a user should know before a credential of this kind works for an agent."""
+    return KINDS[kind].notice
+
+
 def set_credential(ctx: Context, name: str, request: BindingRequest, *, secret: bytes) -> CredentialRow:
     """Seals a secret under `name` with its binding, in place of the one before. Raises UsageError."""
     kind = request.kind or (name if name in KINDS else "generic")

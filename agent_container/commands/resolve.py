@@ -13,8 +13,9 @@ from typing import Literal, cast
 
 from agent_container.agents import PROFILES, AgentProfile, HomeFile, profile_of
 from agent_container.commands.context import Context
+from agent_container.credential_kinds import KINDS
 from agent_container.credentials import Credential, parse_credential
-from agent_container.errors import ApprovalNeeded, SpecError, UsageError
+from agent_container.errors import ApprovalNeeded, CredentialMissing, SpecError, UsageError
 from agent_container.image_plan import DEFAULT_BASE, choose_uid
 from agent_container.project import SPEC_NAME, Project, find_project, read_spec
 from agent_container.settings import host_addresses, host_resolvers
@@ -61,8 +62,15 @@ class Resolved:
         return self.profile.home({kinds[name]: decoy for name, decoy in decoys if name in kinds})
 
 
-def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = None, mode: str | None = None) -> Resolved:
-    """Reads and resolves. Raises SpecError or UsageError with everything that is wrong."""
+def resolve(
+    ctx: Context,
+    *,
+    verb: Literal["up", "run"],
+    agent: str | None = None,
+    mode: str | None = None,
+    model: str | None = None,
+) -> Resolved:
+    """Reads and resolves; `model` stands in for the spec's. Raises SpecError or UsageError with all that is wrong."""
     project = find_project(ctx.directory, ctx.spec_path)
     spec = read_project_spec(project, agent=agent)
     profile = profile_of(spec)
@@ -71,7 +79,7 @@ def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = Non
     if chosen == "bind" and facts.owner_uid == 0 and not (mode or spec.workspace.mode):
         chosen = "clone"  # nobody asked to bind, and the agent, which is never root, could not write there
     uid = _choose_uid(facts, chosen)
-    granted = granted_credentials(spec, load_credentials(ctx), implied=profile.credentials(spec.model))
+    granted = _granted(ctx, spec, profile, model=model)
     policy = effective_policy(spec, agent_hosts=profile.hosts, credentials=granted, host_addresses=host_addresses())
     resolvers = ctx.settings.resolvers or host_resolvers()
     if not resolvers:
@@ -94,6 +102,27 @@ def resolve(ctx: Context, *, verb: Literal["up", "run"], agent: str | None = Non
         resolvers=tuple(resolvers),
         upstream_ca=_upstream_ca(ctx.settings.upstream_ca),
     )
+
+
+def _granted(
+    ctx: Context, spec: ProjectSpec, profile: AgentProfile, *, model: str | None
+) -> tuple[GrantedCredential, ...]:
+    implied = profile.credentials(model or spec.model)
+    try:
+        return granted_credentials(spec, load_credentials(ctx), implied=implied)
+    except CredentialMissing as missing:
+        offers = [
+            (kind, variable) for kind in missing.kinds for variable in KINDS[kind].env if ctx.environ.get(variable)
+        ]
+        if not offers:
+            raise
+        kind, variable = offers[0]
+        raise CredentialMissing(
+            missing.message,
+            kinds=missing.kinds,
+            offers=offers,
+            hint=f"agent-container credential set {kind} --from-env {variable}",
+        ) from None
 
 
 def read_project_spec(project: Project, *, agent: str | None = None) -> ProjectSpec:

@@ -101,7 +101,7 @@ def run_task(
     run_id: str | None = None,
 ) -> RunResult:
     """Runs the task to its end and publishes its record. Raises before anything is made, or after all is closed."""
-    resolved = resolve(ctx, verb="run", agent=agent, mode=mode)
+    resolved = resolve(ctx, verb="run", agent=agent, mode=mode, model=model)
     approve(ctx, resolved, accept=accept)
     images = make_images(ctx, resolved)
     reap_orphans(ctx, resolved.project.id)
@@ -196,7 +196,7 @@ def run_detached(
     ctx: Context, task: str, *, accept: str | None, agent: str | None, model: str | None, mode: str | None
 ) -> Detached:
     """Hands the run to a process of its own, and returns when its agent works or it has failed."""
-    resolved = resolve(ctx, verb="run", agent=agent, mode=mode)
+    resolved = resolve(ctx, verb="run", agent=agent, mode=mode, model=model)
     approve(ctx, resolved, accept=accept)
     make_images(ctx, resolved)
     session = _run_id(ctx, None)
