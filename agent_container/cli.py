@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -235,18 +236,28 @@ def run(
     model: Annotated[str | None, typer.Option("--model", help="Another model than the spec's.")] = None,
     bind: BindMode = False,
     clone: CloneMode = False,
+    committed: Annotated[bool, typer.Option("--committed", help="Leave uncommitted work out of the clone.")] = False,
+    resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Go on from a run's session.")] = None,
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once it runs; `runs attach` rejoins.")] = False,
     run_id: Annotated[str | None, typer.Option("--run-id", hidden=True)] = None,
 ) -> None:
     """Run one task in a sandbox of its own, and keep the record."""
-    from agent_container.commands.run import read_task, run_detached, run_task
+    from agent_container.commands.run import RunRequest, read_task, run_detached, run_task
 
     ui = CALL.ui
     words = read_task(task, file, stdin=sys.stdin.buffer, verbs=[c.name or "" for c in runs_app.registered_commands])
-    mode = _mode(bind, clone)
+    request = RunRequest(
+        task=words,
+        agent=agent,
+        model=model,
+        mode=_mode(bind, clone),
+        resume=resume,
+        committed=committed,
+        run_id=run_id,
+    )
     if detach:
         started = approved(
-            lambda yes: run_detached(CALL.context, words, accept=yes, agent=agent, model=model, mode=mode),
+            lambda yes: run_detached(CALL.context, replace(request, accept=yes)),
             accept=accept,
             again="agent-container run",
         )
@@ -259,12 +270,7 @@ def run(
     result = approved(
         lambda yes: run_task(
             CALL.context,
-            words,
-            accept=yes,
-            agent=agent,
-            model=model,
-            mode=mode,
-            run_id=run_id,
+            replace(request, accept=yes),
             on_event=lambda event: ui.stream(event, command="run", show=lambda: show_event(ui, event)),
         ),
         accept=accept,

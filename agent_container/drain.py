@@ -59,7 +59,7 @@ class Source:
     name: str
     """For people: `the runner's spool`."""
     into: str
-    """Where it goes in the record: a file, or with `tree` a directory."""
+    """Where it goes in the record: a file, or with `tree` whatever is there, a file or a directory of files."""
     read: Callable[[], Iterator[bytes]]
     """A tar stream of it; no bytes at all when it is absent."""
     tree: bool = False
@@ -316,7 +316,7 @@ class _Intake:
         if not self._source.tree:
             return self._source.into if len(parts) == 1 else None
         # The engine packs a tree below its own last name, which is ours to choose, not the sandbox's.
-        return "/".join([self._source.into, *parts[1:]]) if len(parts) > 1 else None
+        return "/".join([self._source.into, *parts[1:]])
 
     def _refuse(self, name: str, why: str) -> None:
         self._refused.add(f"{self._source.into}: {name}: {why}")

@@ -93,7 +93,12 @@ class Workspace(_Noun):
     """What became of the tree, as git on the host sees the fetched bundle."""
 
     mode: Literal["bind", "clone"]
+    project_commit: str | None = None
+    """The project's own last commit at the start; none in a directory without commits."""
     base_commit: str | None = None
+    """Where the work began: that commit, or a marked one above it."""
+    carried: bool = False
+    """Whether uncommitted work of the user came along, as the marked commit."""
     head_commit: str | None = None
     commits: int = 0
     files_changed: int = 0

@@ -112,6 +112,8 @@ class SessionState(BaseModel):
     """(credential name, decoy): placeholders that the sandbox sees, worth nothing outside it."""
     previous: str | None = None
     """The session that this one continues, when a sidecar was replaced."""
+    resumes: str | None = None
+    """The run whose agent session and work this run goes on with."""
     outcome: str | None = None
     """How the turn ended as its driver saw it, kept for whoever finishes the session in its place."""
     reason: str | None = None

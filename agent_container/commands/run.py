@@ -23,6 +23,7 @@ from agent_container.commands.context import Context
 from agent_container.commands.imaging import make_images
 from agent_container.commands.recovery import reap_orphans, still_works
 from agent_container.commands.resolve import Resolved, approve, resolve
+from agent_container.commands.resuming import find_resumed
 from agent_container.commands.starting import NeverStarted, Start, close_failed, start_session
 from agent_container.errors import AgentContainerError, EngineError, UsageError
 from agent_container.events import Event
@@ -37,6 +38,21 @@ from agent_container.stack_agent import WORKSPACE
 
 MAX_TASK_BYTES = 1024 * 1024
 DETACH_WAIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What is to be run, as the command line says it."""
+
+    task: str
+    accept: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    mode: str | None = None
+    resume: str | None = None
+    """The run that this one goes on from."""
+    committed: bool = False
+    run_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,26 +105,26 @@ def read_task(task: str | None, file: Path | None, *, stdin: BinaryIO, verbs: Se
     return text
 
 
-def run_task(
-    ctx: Context,
-    task: str,
-    *,
-    accept: str | None,
-    agent: str | None,
-    model: str | None,
-    mode: str | None,
-    on_event: Callable[[Event], None],
-    run_id: str | None = None,
-) -> RunResult:
+def run_task(ctx: Context, request: RunRequest, *, on_event: Callable[[Event], None]) -> RunResult:
     """Runs the task to its end and publishes its record. Raises before anything is made, or after all is closed."""
-    resolved = resolve(ctx, verb="run", agent=agent, mode=mode, model=model)
-    approve(ctx, resolved, accept=accept)
+    resolved = _resolved(ctx, request)
+    resumed = find_resumed(ctx, resolved, request.resume) if request.resume is not None else None
+    approve(ctx, resolved, accept=request.accept)
     images = make_images(ctx, resolved)
     reap_orphans(ctx, resolved.project.id)
-    session = _run_id(ctx, run_id)
+    session = _run_id(ctx, request.run_id)
     with ctx.store.sessions.lock(session, doing="run"), _signals() as stop:
         started_monotonic = time.monotonic()
-        start = Start(resolved=resolved, images=images, session=session, kind="run", task=task, model=model)
+        start = Start(
+            resolved=resolved,
+            images=images,
+            session=session,
+            kind="run",
+            task=request.task,
+            model=request.model,
+            resumed=resumed,
+            committed=request.committed,
+        )
         try:
             with stop.raising():
                 opened = start_session(ctx, start)
@@ -120,7 +136,12 @@ def run_task(
             if not isinstance(error, AgentContainerError):
                 raise
             raise NeverStarted(error.message, details=error.details, hint=error.hint) from None
-        end = _turn(ctx, resolved, session, task, model=model, stop=stop, on_event=on_event)
+        work = Work(
+            task=request.task,
+            model=request.model or resolved.spec.model,
+            resume=resumed.session if resumed is not None else None,
+        )
+        end = _turn(ctx, resolved, session, work, stop=stop, on_event=on_event)
         closing = Closing(
             state=ctx.store.sessions.load(session),
             end=end,
@@ -138,13 +159,18 @@ def run_task(
     return RunResult(record=closed.record, directory=closed.place.path, next_command=command)
 
 
+def _resolved(ctx: Context, request: RunRequest) -> Resolved:
+    if request.committed and request.resume is not None:
+        raise UsageError("--committed and --resume exclude each other: a resumed run starts from what the other left")
+    return resolve(ctx, verb="run", agent=request.agent, mode=request.mode, model=request.model)
+
+
 def _turn(
     ctx: Context,
     resolved: Resolved,
     session: str,
-    task: str,
+    work: Work,
     *,
-    model: str | None,
     stop: _Stop,
     on_event: Callable[[Event], None],
 ) -> TurnEnd:
@@ -153,7 +179,7 @@ def _turn(
     egress, agent = state.container("egress"), state.container("agent")
     if egress is None or agent is None:
         raise EngineError(f"session {session} has lost its containers")
-    launch = resolved.profile.headless(Work(task=task, model=model or resolved.spec.model))
+    launch = resolved.profile.headless(work)
     limits = resolved.spec.limits
     watch = TurnWatch(
         engine=ctx.engine,
@@ -192,21 +218,22 @@ def _turn(
     return follow_turn(watch)
 
 
-def run_detached(
-    ctx: Context, task: str, *, accept: str | None, agent: str | None, model: str | None, mode: str | None
-) -> Detached:
+def run_detached(ctx: Context, request: RunRequest) -> Detached:
     """Hands the run to a process of its own, and returns when its agent works or it has failed."""
-    resolved = resolve(ctx, verb="run", agent=agent, mode=mode, model=model)
-    approve(ctx, resolved, accept=accept)
+    resolved = _resolved(ctx, request)
+    if request.resume is not None:
+        find_resumed(ctx, resolved, request.resume)  # what is wrong with it is said here, not in a log
+    approve(ctx, resolved, accept=request.accept)
     make_images(ctx, resolved)
     session = _run_id(ctx, None)
     argv = [sys.executable, "-P", "-m", "agent_container.cli", "--no-input", "-q", "-C", str(ctx.directory.resolve())]
     if ctx.spec_path is not None:
         argv += ["-f", str(ctx.spec_path)]
     argv += ["run", "--run-id", session]
-    for flag, value in (("--agent", agent), ("--model", model)):
+    for flag, value in (("--agent", request.agent), ("--model", request.model), ("--resume", request.resume)):
         argv += [flag, value] if value else []
-    argv += [f"--{mode}"] if mode else []
+    argv += [f"--{request.mode}"] if request.mode else []
+    argv += ["--committed"] if request.committed else []
     log = ctx.store.sessions.rendered_dir(session).parent / "driver.log"
     ctx.store.writer.make_dir(log.parent)
     with log.open("wb") as sink:
@@ -220,7 +247,7 @@ def run_detached(
         )
     if child.stdin is not None:
         with contextlib.suppress(BrokenPipeError), child.stdin:
-            child.stdin.write(task.encode())
+            child.stdin.write(request.task.encode())
     deadline = time.monotonic() + DETACH_WAIT_S
     while time.monotonic() < deadline:
         if child.poll() is not None:

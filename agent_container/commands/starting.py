@@ -11,6 +11,7 @@ from typing import Literal
 from agent_container.commands.context import Context
 from agent_container.commands.imaging import Images
 from agent_container.commands.resolve import Resolved
+from agent_container.commands.resuming import Resumed
 from agent_container.commands.stacking import comparable, is_subnet_clash, plan_stack, with_subnet
 from agent_container.credential_kinds import make_decoy
 from agent_container.credentials import parse_credential
@@ -26,7 +27,7 @@ from agent_container.stack import Stack
 from agent_container.store import Phase, default_roots
 from agent_container.workspace.mounts import HostPaths
 from agent_container.workspace.plan import WorkspacePlan, plan_workspace
-from agent_container.workspace.prepare import prepare_workspace, read_user_git, write_files
+from agent_container.workspace.prepare import prepare_workspace, read_user_git, restore_home, write_files
 from agent_container.workspace.protected import protected_state
 from agent_egress.policy import Policy
 
@@ -45,6 +46,9 @@ class Start:
     task: str | None = None
     model: str | None = None
     previous: str | None = None
+    resumed: Resumed | None = None
+    committed: bool = False
+    """A clone starts from the last commit, without uncommitted work."""
 
 
 class NeverStarted(AgentContainerError):
@@ -172,14 +176,19 @@ def _preparation(
     kept = _kept_workspace(ctx, start, plan)
 
     def prepare() -> WorkspaceUse:
+        within = throwaway(ctx.engine, ctx.store, session=state.id, project=state.project_id, image=stack.agent.image)
+        if start.resumed is not None and start.resumed.home is not None:
+            restore_home(within, start.resumed.home, volume=names["home"], user=resolved.user)
         if kept is not None and plan.mode == "clone":
             return kept.model_copy(update={"user": resolved.user, "hide": plan.hide, "protect": plan.protect})
         readied = prepare_workspace(
-            throwaway(ctx.engine, ctx.store, session=state.id, project=state.project_id, image=stack.agent.image),
+            within,
             resolved.facts,
             plan,
             names=names,
             run=start.session,
+            committed=start.committed,
+            earlier=start.resumed.work if start.resumed else None,
             user_git=read_user_git(ctx.environ, home=Path(ctx.environ.get("HOME") or "/")),
         )
         for warning in readied.warnings:
@@ -267,6 +276,7 @@ def _state(ctx: Context, start: Start, stack: Stack, decoys: Decoys) -> SessionS
         limits=SessionLimits(time_s=limits.time_s, idle_s=limits.idle_s),
         decoys=tuple((c.name, c.decoy) for c in decoys.credentials),
         previous=start.previous,
+        resumes=start.resumed.run if start.resumed else None,
     )
 
 

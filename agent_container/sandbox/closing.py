@@ -35,7 +35,7 @@ from agent_container.sandbox.control import SidecarControl
 from agent_container.sandbox.recording import Closing, Seen, make_record, merged_events
 from agent_container.session import PHASES, Phase, SessionState
 from agent_container.stack import LABEL, Mount
-from agent_container.stack_agent import RUN_VOLUME, WORKSPACE
+from agent_container.stack_agent import HOME, RUN_VOLUME, WORKSPACE
 from agent_container.store import RunPlace, Store, VerifiedHead
 from agent_container.tally import Tally
 from agent_container.workspace.protected import changed_protected, protected_state
@@ -49,6 +49,8 @@ RESCUE = "workspace.tar"
 MAX_RESCUE_BYTES = 4 * 1024**3
 STOP_GRACE_S = 10
 BUNDLE, PATCH = "workspace.bundle", "workspace.patch"
+KEPT_HOME = "home"
+"""Directory of a record with what its agent needs to resume."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         staged = stack.enter_context(store.runs.staging(place))
         work, work_notes = _collect(engine, store, state, staged)
         report("Collected the work")
-        reports = {role: drain(staged, [source]) for role, source in _sources(engine, state).items()}
+        sources = _sources(engine, state, keeps=closing.profile.keeps)
+        reports = {role: drain(staged, of_role) for role, of_role in sources.items()}
         drained = reports["agent"] + reports["egress"]
         tally = Tally(closing.profile.parser(), started=state.turn_started)
         scratch = stack.enter_context(tempfile.TemporaryFile(dir=store.state))
@@ -177,25 +180,41 @@ def spool_path(turn: str) -> str:
     return f"{RUN_VOLUME}/turns/{turn}/spool.jsonl"
 
 
-def _sources(engine: Engine, state: SessionState) -> dict[str, Source]:
-    """By the role of the container that has it."""
+def _sources(engine: Engine, state: SessionState, *, keeps: tuple[str, ...]) -> dict[str, tuple[Source, ...]]:
+    """By the role of the container that has it. `keeps` are the paths in HOME without which nothing is resumed."""
     agent, egress = state.container("agent"), state.container("egress")
     opened = bool(state.policy_digest)
     return {
-        "agent": Source(
-            name="the runner's spool",
-            into=RAW,
-            read=lambda: engine.read_archive(agent, spool_path(state.id)) if agent else iter(()),
-            optional=state.turn_started is None,  # the agent can move it away; that is then a loss
+        "agent": (
+            Source(
+                name="the runner's spool",
+                into=RAW,
+                read=lambda: engine.read_archive(agent, spool_path(state.id)) if agent else iter(()),
+                optional=state.turn_started is None,  # the agent can move it away; that is then a loss
+            ),
+            *(_kept(engine, agent, path) for path in keeps if agent and state.kind == "run"),
         ),
-        "egress": Source(
-            name="the receipts",
-            into=RECEIPTS,
-            read=lambda: engine.read_archive(egress, RECEIPTS_FILE) if egress else iter(()),
-            optional=not opened,
-            caps=RECEIPT_CAPS,
+        "egress": (
+            Source(
+                name="the receipts",
+                into=RECEIPTS,
+                read=lambda: engine.read_archive(egress, RECEIPTS_FILE) if egress else iter(()),
+                optional=not opened,
+                caps=RECEIPT_CAPS,
+            ),
         ),
     }
+
+
+def _kept(engine: Engine, agent: str, path: str) -> Source:
+    """A part of HOME that the agent needs to resume; a standing environment's HOME stays as it is."""
+    return Source(
+        name=f"the agent's {path}",
+        into=f"{KEPT_HOME}/{path}",
+        read=lambda: engine.read_archive(agent, f"{HOME}/{path}"),
+        tree=True,
+        optional=True,
+    )
 
 
 def _collect(engine: Engine, store: Store, state: SessionState, staged: Path) -> tuple[Work | None, tuple[str, ...]]:

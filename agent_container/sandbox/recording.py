@@ -99,6 +99,7 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
             egress=seen.egress,
             posture=_posture(closing.posture),
             drained=seen.drained.drained(bad_lines=tally.bad_lines),
+            previous_run=state.resumes,
             notes=notes,
         ),
         agent=tally.view(),
@@ -151,7 +152,9 @@ def _workspace(state: SessionState, seen: Seen) -> Workspace | None:
         return Workspace(mode=use.mode, base_commit=use.base, note="the work was not collected")
     return Workspace(
         mode=use.mode,
+        project_commit=use.head,
         base_commit=use.base,
+        carried=use.carried,
         head_commit=work.result,
         commits=work.commits,
         files_changed=work.files_changed,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
-from collections.abc import Mapping
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_container.errors import AgentContainerError
 from agent_container.project import read_plain
 from agent_container.stack import Mount
+from agent_container.stack_agent import HOME
 from agent_container.workspace.plan import EMPTY_DIRECTORY, WORKSPACE_VOLUME, GitDir, WorkspacePlan
-from agent_container.workspace.throwaway import STREAM, WORKSPACE, Throwaway, parse_answer
+from agent_container.workspace.throwaway import BUNDLE, STREAM, WORKSPACE, Throwaway, parse_answer
 from agent_container.workspace.transfer import Prepared, packed, parse_model
-from agent_container.workspace.tree import TreeFacts
+from agent_container.workspace.tree import TreeFacts, engine_text
 
 MAX_IGNORE_BYTES = 96 * 1024
 """Of the user's ignore file: it travels as one argument of a program."""
@@ -62,6 +67,23 @@ class Readied:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """The run whose work a clone goes on from."""
+
+    bundle: Path
+    base: str
+    head: str | None
+    """The project's commit below it."""
+    carried: bool
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """For the workspace program."""
+        have = ("--have", self.head) if self.head else ()
+        return ("--bundle", BUNDLE, "--base", self.base, *have, *(("--carried",) if self.carried else ()))
+
+
 def write_files(plan: WorkspacePlan, directory: Path) -> None:
     """Writes `plan.files` into the session's own directory (0700 itself); idempotent, for a session's life they
     never change."""
@@ -88,22 +110,25 @@ def prepare_workspace(
     names: Mapping[str, str],
     run: str,
     committed: bool = False,
+    earlier: Earlier | None = None,
     user_git: UserGit | None = None,
 ) -> Readied:
     """Fills the plan's volumes, which `names` gives by key. A clone's volume must be empty; private git directories
     are brought up to date.
 
-    `committed`: a clone starts from the last commit, without uncommitted work.
+    `committed`: a clone starts from the last commit, without uncommitted work. `earlier`: it starts from what that
+    run left.
     """
     user_git = user_git or UserGit()
     options = [f"--hide={pattern}" for pattern in plan.hide]
     options += [f"--exclude={user_git.ignore}", f"--name={user_git.name}", f"--email={user_git.email}"]
     if plan.mode == "clone":
-        options += ["--committed"] if committed else []
+        options += ["--committed"] if committed or earlier is not None else []
         with packed(throwaway, facts, options, tree=facts.root) as stream:
             target = Mount(kind="volume", source=names[WORKSPACE_VOLUME], target=WORKSPACE)
-            arguments = ["unpack", "--run", run, STREAM, WORKSPACE]
-            answer = throwaway.run(arguments, user=plan.user, mounts=[stream, target])
+            arguments = ["unpack", "--run", run, *(earlier.arguments if earlier else ()), STREAM, WORKSPACE]
+            with _readable(throwaway, earlier) as bundle:
+                answer = throwaway.run(arguments, user=plan.user, mounts=[stream, target, *bundle])
         prepared = parse_model(Prepared, parse_answer(answer))
         return Readied(prepared, (*plan.warnings, *_stayed(prepared)))
     warnings = list(plan.warnings)
@@ -120,6 +145,37 @@ def prepare_workspace(
         if git_dir.tree == facts.root:
             whole = filled
     return Readied(whole, (*warnings, *(_stayed(whole) if whole else ())))
+
+
+@contextmanager
+def _readable(throwaway: Throwaway, earlier: Earlier | None) -> Iterator[list[Mount]]:
+    """The bundle of a record, which is 0600, as a mount that the container's user can read."""
+    if earlier is None:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(dir=throwaway.directory, prefix="earlier-") as folder:
+        copy = Path(folder) / "bundle"
+        shutil.copyfile(earlier.bundle, copy)
+        copy.chmod(0o644)
+        yield [Mount(kind="bind", source=engine_text(copy), target=BUNDLE, read_only=True)]
+
+
+def restore_home(throwaway: Throwaway, kept: Path, *, volume: str, user: str) -> None:
+    """The files below `kept`, a directory of a record, into the HOME volume of a sandbox that has not started."""
+    with tempfile.TemporaryDirectory(dir=throwaway.directory, prefix="home-") as folder:
+        stream = Path(folder) / "stream"
+        with tarfile.open(stream, "w", format=tarfile.PAX_FORMAT) as tar:
+            for path in sorted(path for path in kept.rglob("*") if path.is_file() and not path.is_symlink()):
+                tar.add(path, arcname=path.relative_to(kept).as_posix(), recursive=False)
+        stream.chmod(0o644)
+        throwaway.run(
+            ["unpack-home", STREAM, HOME],
+            user=user,
+            mounts=[
+                Mount(kind="bind", source=engine_text(stream), target=STREAM, read_only=True),
+                Mount(kind="volume", source=volume, target=HOME),
+            ],
+        )
 
 
 def _fill(

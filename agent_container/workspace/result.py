@@ -20,6 +20,7 @@ from agent_container.errors import AgentContainerError, ApprovalNeeded, UsageErr
 from agent_container.stack import Mount
 from agent_container.workspace.files import Applied, write_changes
 from agent_container.workspace.throwaway import (
+    BUNDLE,
     MAX_SUMMARY_BYTES,
     MAX_WORK_BYTES,
     Throwaway,
@@ -30,7 +31,6 @@ from agent_container.workspace.tree import TreeFacts, engine_text
 
 HIDDEN = "refs/agent-runs/"
 """Not `refs/agent/`: there git would take it before the branch `agent/<run>` wherever that is named."""
-BUNDLE = "/run/agent-container-bundle"
 FETCH_TIMEOUT_S = 600
 FETCH_SETTINGS = (
     "fetch.fsckObjects=true",

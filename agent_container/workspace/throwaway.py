@@ -25,6 +25,7 @@ RunOnce = Callable[[Once], ExecResult]
 PROGRAM = "/opt/agent-container/workspace"
 WORKSPACE = "/workspace"
 STREAM = "/run/agent-container-stream"
+BUNDLE = "/run/agent-container-bundle"
 GIT_DIR = "/run/agent-container-git"
 SUMMARY = "summary.json"
 MAX_STREAM_BYTES = 64 * 1024**3

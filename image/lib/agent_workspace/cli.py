@@ -15,8 +15,9 @@ from typing import Any, Sequence
 
 from agent_workspace.collect import collect, review
 from agent_workspace.git import OID, Clock, Failed
+from agent_workspace.home import unpack_files
 from agent_workspace.pack import pack
-from agent_workspace.unpack import unpack, unpack_git_dir
+from agent_workspace.unpack import Earlier, unpack, unpack_git_dir
 
 RUN = re.compile(r"[0-9a-f][0-9a-f-]{0,63}")
 
@@ -54,8 +55,16 @@ def _pack(arguments: argparse.Namespace, clock: Clock, scratch: Path) -> None:
 
 
 def _unpack(arguments: argparse.Namespace, clock: Clock, scratch: Path) -> dict[str, Any]:
+    earlier = None
+    if arguments.bundle is not None:
+        earlier = Earlier(arguments.bundle, base=arguments.base, head=arguments.have, carried=arguments.carried)
     with arguments.stream.open("rb", buffering=0) as stream:
-        return unpack(arguments.destination, run=arguments.run, source=stream.fileno(), clock=clock)
+        return unpack(arguments.destination, run=arguments.run, source=stream.fileno(), clock=clock, earlier=earlier)
+
+
+def _unpack_home(arguments: argparse.Namespace, clock: Clock, scratch: Path) -> None:
+    with arguments.stream.open("rb") as stream:
+        unpack_files(arguments.destination, stream)
 
 
 def _unpack_git_dir(arguments: argparse.Namespace, clock: Clock, scratch: Path) -> dict[str, Any]:
@@ -130,6 +139,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("stream", type=Path)
     sub.add_argument("destination", type=Path)
     sub.add_argument("--run", type=_run, required=True)
+    sub.add_argument("--bundle", type=Path, help="the work of an earlier run, to go on from")
+    sub.add_argument("--base", type=_oid, help="where that one began")
+    sub.add_argument("--have", type=_oid, help="the project's commit below it")
+    sub.add_argument("--carried", action="store_true", help="it began with uncommitted work")
+
+    sub = command("unpack-home", _unpack_home, "files that an agent needs to resume, into its HOME")
+    sub.add_argument("stream", type=Path)
+    sub.add_argument("destination", type=Path)
 
     sub = command("unpack-gitdir", _unpack_git_dir, "the stream as a private git directory")
     sub.add_argument("stream", type=Path)

@@ -6,6 +6,7 @@ import json
 import os
 import tarfile
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,28 @@ HOST_REMOTE = "refs/remotes/host/"
 """Where a second `unpack-gitdir` puts the project's branches, so that the agent's own are never moved."""
 
 
-def unpack(destination: Path, *, run: str, source: int, clock: Clock) -> dict[str, Any]:
-    """A clone with its branch `agent/<run>` checked out, in an empty directory."""
+@dataclass(frozen=True)
+class Earlier:
+    """A run that this one continues: its work, and where it began."""
+
+    bundle: Path
+    base: str
+    head: str | None
+    carried: bool
+
+
+def unpack(destination: Path, *, run: str, source: int, clock: Clock, earlier: Earlier | None = None) -> dict[str, Any]:
+    """A clone with its branch `agent/<run>` checked out, in an empty directory; with `earlier`, as that run left it."""
     if any(path.name != "lost+found" for path in destination.iterdir()):
         raise Failed(f"{destination} is not empty")
     header, _ = read_header(source)
     branch = f"refs/heads/agent/{run}"
     git_dir = destination / ".git"
     repository = Repository(git_dir, destination, clock)
-    if header["kind"] == "plain":
+    if header["kind"] == "plain" and earlier is not None:
+        _layout(git_dir, header)  # its files are in the bundle, the directory's own as they are now are not wanted
+        header.update(unreadable=[], nested=[], hidden=[])
+    elif header["kind"] == "plain":
         _extract(destination, source)
         _layout(git_dir, header)
         staged = stage(repository)
@@ -48,10 +62,21 @@ def unpack(destination: Path, *, run: str, source: int, clock: Clock) -> dict[st
         _receive(repository, source)
         header["refs"].pop("refs/heads/agent", None)  # it would stand in the way of agent/<run>
         _write_refs(git_dir, header["refs"])
-    repository.git("update-ref", branch, header["base"])
+    if earlier is not None:
+        _take_up(repository, earlier, branch)
+        header.update(head=earlier.head, base=earlier.base, carried=earlier.carried)
+    else:
+        repository.git("update-ref", branch, header["base"])
     repository.git("symbolic-ref", "HEAD", branch)
     repository.git("reset", "-q", "--hard")
     return _answer(git_dir, header)
+
+
+def _take_up(repository: Repository, earlier: Earlier, branch: str) -> None:
+    """The earlier run's work, from its bundle. What lies below it has to be in the project still."""
+    if earlier.head is not None and not repository.has(earlier.head):
+        raise Failed(f"that run began at commit {earlier.head}, which the project's branches and tags no longer hold")
+    repository.git("fetch", "--quiet", "--no-tags", str(earlier.bundle), f"+refs/heads/result:{branch}")
 
 
 def unpack_git_dir(
