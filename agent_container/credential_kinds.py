@@ -30,6 +30,8 @@ class CredentialKind:
     length: int
     """Characters of a placeholder, those of a real one."""
     port: int = 443
+    model: bool = False
+    """Whether it is the key of a model service: what the limits of model use count."""
     notice: tuple[str, ...] = ()
     """What its user should know, in words: the vendor's terms."""
 
@@ -45,6 +47,7 @@ _TABLE = (
         env=("ANTHROPIC_API_KEY",),
         prefix="sk-ant-api03-",
         length=108,
+        model=True,
     ),
     CredentialKind(
         name="anthropic-oauth",
@@ -56,6 +59,7 @@ _TABLE = (
         env=("CLAUDE_CODE_OAUTH_TOKEN",),
         prefix="sk-ant-oat01-",
         length=108,
+        model=True,
         notice=(
             "a subscription's token is for its own subscriber, in Claude Code, within the limits of the plan;",
             "for anything that serves others or runs unattended, Anthropic's terms ask for an API key.",
@@ -71,6 +75,7 @@ _TABLE = (
         env=("OPENAI_API_KEY", "CODEX_API_KEY"),
         prefix="sk-proj-",
         length=164,
+        model=True,
     ),
     CredentialKind(
         name="google",
@@ -82,6 +87,7 @@ _TABLE = (
         env=("GEMINI_API_KEY", "GOOGLE_GENERATIVE_AI_API_KEY"),
         prefix="AIzaSy",
         length=39,
+        model=True,
     ),
     CredentialKind(
         name="openrouter",
@@ -93,6 +99,7 @@ _TABLE = (
         env=("OPENROUTER_API_KEY",),
         prefix="sk-or-v1-",
         length=73,
+        model=True,
     ),
     # Left out on purpose: /repos/*/*/keys, /user/keys, .../access_tokens, actions/runners (they mint), secrets, hooks,
     # and /graphql, whose mutations cannot be told apart by path. Without PATCH and DELETE no repository is made public

@@ -34,6 +34,7 @@ class _Counts:
     dropped: int = 0
     bytes: int = 0
     hosts: dict[str, list[int]] = field(default_factory=dict)
+    """Allowed, denied, bytes up, bytes down."""
     refusals: dict[tuple[str, int | None, str, str], int] = field(default_factory=dict)
     tripwires: list[Tripwire] = field(default_factory=list)
 
@@ -45,7 +46,7 @@ def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None) -> E
         receipt = parse_receipt(line.removesuffix(b"\n"))
         if receipt is not None:
             _count(counts, receipt)
-    top = sorted(counts.hosts.items(), key=lambda row: (-sum(row[1]), row[0]))[:TOP_HOSTS]
+    top = sorted(counts.hosts.items(), key=lambda row: (-sum(row[1][:2]), row[0]))[:TOP_HOSTS]
     refusals = sorted(counts.refusals.items(), key=lambda row: (-row[1], str(row[0])))[:MAX_REFUSALS]
     return Egress(
         receipts=counts.receipts,
@@ -55,7 +56,10 @@ def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None) -> E
         lookups_denied=counts.lookups_denied,
         packets_dropped=counts.dropped,
         bytes=counts.bytes or None,
-        top_hosts=tuple(HostCount(host=host, allowed=yes, denied=no) for host, (yes, no) in top),
+        top_hosts=tuple(
+            HostCount(host=host, allowed=yes, denied=no, bytes_up=up, bytes_down=down)
+            for host, (yes, no, up, down) in top
+        ),
         refusals=tuple(
             Refusal(host=host, port=port, rule=rule, layer=layer, count=count)
             for (host, port, rule, layer), count in refusals
@@ -95,15 +99,15 @@ def _count(counts: _Counts, receipt: Receipt) -> None:
     if _is_own(receipt):
         return
     kind, times = receipt["kind"], _number(receipt, "count", 1)
-    counts.bytes += _number(receipt, "bytes", 0)
     if kind == "decision":
         allowed = receipt.get("action") == "allow"
         counts.allowed += times if allowed else 0
         counts.denied += 0 if allowed else times
-        host = _text(receipt, "host") or OTHERS
-        if host not in counts.hosts and len(counts.hosts) >= MAX_TRACKED:
-            host = OTHERS
-        counts.hosts.setdefault(host, [0, 0])[0 if allowed else 1] += times
+        _host(counts, receipt)[0 if allowed else 1] += times
+    elif kind == "transfer":
+        row, up, down = _host(counts, receipt), _number(receipt, "up", 0), _number(receipt, "down", 0)
+        row[2], row[3] = row[2] + up, row[3] + down
+        counts.bytes += up + down
     elif kind == "lookup" and receipt.get("action") == "deny":
         counts.lookups_denied += times
     elif kind == "drop":
@@ -118,6 +122,13 @@ def _count(counts: _Counts, receipt: Receipt) -> None:
             else (OTHERS, None, "", refused[3])
         )
         counts.refusals[key] = counts.refusals.get(key, 0) + times
+
+
+def _host(counts: _Counts, receipt: Receipt) -> list[int]:
+    host = _text(receipt, "host") or OTHERS
+    if host not in counts.hosts and len(counts.hosts) >= MAX_TRACKED:
+        host = OTHERS
+    return counts.hosts.setdefault(host, [0, 0, 0, 0])
 
 
 def _refusal(receipt: Receipt) -> tuple[str, int | None, str, str] | None:

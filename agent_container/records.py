@@ -116,6 +116,9 @@ class HostCount(_Noun):
     host: str
     allowed: int = 0
     denied: int = 0
+    bytes_up: int = 0
+    """Sent to it, as far as the proxy counted; what was under way when the sandbox ended is missing."""
+    bytes_down: int = 0
 
 
 class Refusal(_Noun):

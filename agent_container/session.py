@@ -108,6 +108,8 @@ class SessionState(BaseModel):
     task: str | None = None
     workspace: WorkspaceUse | None = None
     limits: SessionLimits = Field(default_factory=SessionLimits)
+    model_hosts: tuple[str, ...] = ()
+    """Hosts of the model service whose key the agent uses."""
     decoys: tuple[tuple[str, str], ...] = ()
     """(credential name, decoy): placeholders that the sandbox sees, worth nothing outside it."""
     previous: str | None = None

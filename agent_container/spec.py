@@ -64,10 +64,6 @@ LATER = (
     Later("git"),
     Later("ssh_key"),
     Later("services"),
-    Later("limits.model_requests"),
-    Later("limits.model_bytes"),
-    Later("limits.cost_usd"),
-    Later("limits.turns"),
 )
 
 SECRET = ("env", "agent.env")
@@ -264,6 +260,14 @@ class Limits(_Part):
     """The most that a task may take, such as `2h`."""
     idle_s: Duration = Field(default=15 * 60, alias="idle")
     """The most that it may stay silent, such as `15m`."""
+    model_requests: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    """The most requests that may carry the agent's key; counted and ended by the sidecar."""
+    model_bytes: Size | None = None
+    """The most that may go to and come from the model's host, such as `200m`; counted and ended by the sidecar."""
+    cost_usd: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] | None = None
+    """The most that a task may cost in US dollars, by the agent's own count."""
+    turns: Annotated[int, Field(ge=1, le=10**6)] | None = None
+    """The most turns that the agent may take, by its own count, or one more than its tool calls."""
 
 
 def _agent_form(value: object) -> str:

@@ -186,6 +186,10 @@ def _amounts(spec: ProjectSpec) -> Iterable[Grant]:
         "resources pids": resources.pids,
         "limits time, seconds": limits.time_s,
         "limits idle, seconds": limits.idle_s,
+        "limits model requests": limits.model_requests,
+        "limits model bytes": limits.model_bytes,
+        "limits cost, USD": limits.cost_usd,
+        "limits turns": limits.turns,
     }
     return (Grant(kind="amount", text=text, amount=amount) for text, amount in amounts.items())
 

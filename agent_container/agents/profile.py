@@ -25,6 +25,9 @@ class Work:
     model: str | None = None
     resume: str | None = None
     """The agent's own name of the session that this goes on with."""
+    turns: int | None = None
+    cost_usd: float | None = None
+    """The most that it may take, for agents that count themselves."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class AgentProfile:
     """What it cannot work without, beyond its credential's hosts."""
     has_result: bool = True
     """Whether its stream ends with a result: an exit status of 0 without one is then a failure."""
+    reports_cost: bool = False
+    """Whether its stream says what it has cost so far, or it ends by itself when `Work.cost_usd` is reached."""
     stop_signal: Literal["INT", "TERM"] = "TERM"
     """What it answers by writing down what it has before it ends."""
 

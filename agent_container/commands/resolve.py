@@ -24,6 +24,7 @@ from agent_container.stack_policy import GrantedCredential, effective_policy, gr
 from agent_container.trust import Grants, check, grants_of, parse_grants
 from agent_container.workspace.protected import one_state
 from agent_container.workspace.tree import TreeFacts, inspect_tree
+from agent_egress.budget import ModelLimits
 from agent_egress.identity import DAEMON_UIDS
 from agent_egress.policy import Policy
 
@@ -56,6 +57,18 @@ class Resolved:
         """The agent's `uid:gid`."""
         return f"{self.uid}:{self.gid}"
 
+    @property
+    def model_limits(self) -> ModelLimits:
+        """What the sidecar counts of the model service."""
+        limits = self.spec.limits
+        keys = _model_keys(self.granted)
+        return ModelLimits(
+            credentials=frozenset(granted.name for granted in keys),
+            hosts=frozenset(host for granted in keys for host in granted.binding.hosts),
+            requests=limits.model_requests or 0,
+            bytes=limits.model_bytes or 0,
+        )
+
     def home_files(self, decoys: Iterable[tuple[str, str]]) -> tuple[HomeFile, ...]:
         """What the agent must find in its HOME; `decoys` are (credential, placeholder)."""
         kinds = {granted.name: granted.kind for granted in self.granted}
@@ -80,6 +93,7 @@ def resolve(
         chosen = "clone"  # nobody asked to bind, and the agent, which is never root, could not write there
     uid = _choose_uid(facts, chosen)
     granted = _granted(ctx, spec, profile, model=model)
+    _check_limits(spec, profile, granted)
     policy = effective_policy(spec, agent_hosts=profile.hosts, credentials=granted, host_addresses=host_addresses())
     resolvers = ctx.settings.resolvers or host_resolvers()
     if not resolvers:
@@ -102,6 +116,26 @@ def resolve(
         resolvers=tuple(resolvers),
         upstream_ca=_upstream_ca(ctx.settings.upstream_ca),
     )
+
+
+def _model_keys(granted: Iterable[GrantedCredential]) -> tuple[GrantedCredential, ...]:
+    return tuple(one for one in granted if KINDS[one.kind].model)
+
+
+def _check_limits(spec: ProjectSpec, profile: AgentProfile, granted: Iterable[GrantedCredential]) -> None:
+    """A limit that nobody could hold is refused, not forgotten. Raises: SpecError."""
+    limits = spec.limits
+    asked = [key for key in ("model_requests", "model_bytes") if getattr(limits, key) is not None]
+    if asked and not _model_keys(granted):
+        raise SpecError(
+            f"limits.{asked[0]}: {spec.agent_name} uses no key of a model service, so there is nothing to count",
+            details=(f"counted: requests that carry a credential of {', '.join(k for k in KINDS if KINDS[k].model)}",),
+        )
+    if limits.cost_usd is not None and not profile.reports_cost:
+        raise SpecError(
+            f"limits.cost_usd: {spec.agent_name} does not say what it costs, so the limit could not hold",
+            hint="limit what can be counted: model_requests, model_bytes, turns, time",
+        )
 
 
 def _granted(

@@ -32,7 +32,7 @@ from agent_container.records import Outcome, RunRecord
 from agent_container.sandbox.closing import close_run
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.runner import RunnerClient, TurnRequest
-from agent_container.sandbox.turn import TurnEnd, TurnWatch, follow_turn
+from agent_container.sandbox.turn import TurnEnd, TurnLimits, TurnWatch, follow_turn
 from agent_container.session import Phase
 from agent_container.stack_agent import WORKSPACE
 
@@ -140,6 +140,8 @@ def run_task(ctx: Context, request: RunRequest, *, on_event: Callable[[Event], N
             task=request.task,
             model=request.model or resolved.spec.model,
             resume=resumed.session if resumed is not None else None,
+            turns=resolved.spec.limits.turns,
+            cost_usd=resolved.spec.limits.cost_usd,
         )
         end = _turn(ctx, resolved, session, work, stop=stop, on_event=on_event)
         closing = Closing(
@@ -187,8 +189,7 @@ def _turn(
         agent=agent,
         turn=session,
         profile=resolved.profile,
-        time_s=limits.time_s,
-        idle_s=limits.idle_s,
+        limits=TurnLimits(time_s=limits.time_s, idle_s=limits.idle_s, turns=limits.turns, cost_usd=limits.cost_usd),
         on_event=on_event,
         stop=stop,
         stop_requested=lambda: ctx.store.sessions.stop_requested(session),

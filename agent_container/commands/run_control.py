@@ -20,7 +20,7 @@ from agent_container.events import Event
 from agent_container.records import RunRecord
 from agent_container.sandbox.closing import PATCH, close_run, throwaway
 from agent_container.sandbox.recording import Closing
-from agent_container.sandbox.turn import TurnWatch, follow_turn
+from agent_container.sandbox.turn import TurnLimits, TurnWatch, follow_turn
 from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.workspace.result import ApplyResult, apply_result
 from agent_container.workspace.tree import inspect_tree
@@ -86,8 +86,12 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
         agent=agent,
         turn=state.id,
         profile=profile,
-        time_s=state.limits.time_s or DEFAULT_TIME_S,
-        idle_s=state.limits.idle_s or DEFAULT_IDLE_S,
+        limits=TurnLimits(
+            time_s=state.limits.time_s or DEFAULT_TIME_S,
+            idle_s=state.limits.idle_s or DEFAULT_IDLE_S,
+            turns=state.limits.turns,
+            cost_usd=state.limits.cost_usd,
+        ),
         on_event=on_event,
         stop=lambda: None,
         stop_requested=lambda: ctx.store.sessions.stop_requested(state.id),

@@ -51,6 +51,7 @@ def plan_stack(
         credential_headers=_distinct(headers),
         ipv6=settings.network.ipv6,
         upstream_ca=resolved.upstream_ca,
+        model=resolved.model_limits,
     )
     memory = spec.memory != "none"
     return Stack(

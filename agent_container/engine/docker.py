@@ -388,9 +388,15 @@ def _state(raw: Mapping[str, Any]) -> ContainerState:
         status=state["Status"],
         exit_code=state["ExitCode"],
         health=health,
+        health_words=_health_words(state),
         started_at=state["StartedAt"],
         pid=state["Pid"],
         labels=tuple(sorted((raw["Config"].get("Labels") or {}).items())),
         oom_killed=bool(state.get("OOMKilled")),
         raw=raw,
     )
+
+
+def _health_words(state: Mapping[str, Any]) -> str:
+    log = (state.get("Health") or {}).get("Log") or []
+    return str(log[-1].get("Output", "")).strip() if log else ""

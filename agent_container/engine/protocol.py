@@ -33,6 +33,8 @@ class ContainerState:
     pid: int
     labels: tuple[tuple[str, str], ...]
     oom_killed: bool
+    health_words: str
+    """What the last health probe printed."""
     raw: Mapping[str, object] = field(repr=False, compare=False)
     """The engine's own inspect document, for `posture.check_container` alone."""
 

@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from agent_container.errors import AgentContainerError
 from agent_container.render.templates import Value, render_template
 from agent_egress import floors, identity
+from agent_egress.budget import ModelLimits
 from agent_egress.policy import Policy
 from agent_egress.squidline import line_format
 
@@ -27,6 +28,7 @@ OVERRIDE_HEADERS = (
     "X-Rewrite-URL",
 )
 DEFAULT_MAX_RECEIPTS = 2_000_000
+NO_LIMITS = ModelLimits()
 
 _BUMP = (
     f"ssl-bump tls-cert={identity.CA_FILE} tls-key={identity.CA_KEY_FILE}"
@@ -64,6 +66,8 @@ class SidecarConfig:
     """Whether the namespace has IPv6 (squid then also intercepts on ::1). The rules cover both families either way."""
     upstream_ca: str = "public"
     """`public`: the public roots alone verify upstreams; or PEM text of more roots (a company's own CA)."""
+    model: ModelLimits = NO_LIMITS
+    """What of the agent's model service may be used."""
     max_receipts: int = DEFAULT_MAX_RECEIPTS
     """The chain's cap: at it everything is denied."""
 
@@ -128,6 +132,12 @@ def _session_json(config: SidecarConfig) -> str:
         "max_receipts": config.max_receipts,
         "credential_headers": list(config.credential_headers),
         "ipv6": config.ipv6,
+        "model": {
+            "credentials": sorted(config.model.credentials),
+            "hosts": sorted(config.model.hosts),
+            "requests": config.model.requests,
+            "bytes": config.model.bytes,
+        },
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -141,6 +151,7 @@ def _squid_conf(config: SidecarConfig) -> str:
         "http_port": identity.INTERCEPT_HTTP_PORT,
         "tls_port": identity.INTERCEPT_TLS_PORT,
         "dns_port": identity.DNS_PORT,
+        "access_port": identity.ACCESS_PORT,
         "bump": _BUMP,
         "upstream_roots": identity.UPSTREAM_ROOTS_FILE,
         "ipv6": config.ipv6,
@@ -180,6 +191,7 @@ def _nftables(config: SidecarConfig) -> str:
         "http_port": identity.INTERCEPT_HTTP_PORT,
         "tls_port": identity.INTERCEPT_TLS_PORT,
         "canary_port": identity.CANARY_PORT,
+        "access_port": identity.ACCESS_PORT,
         "dns_port": identity.DNS_PORT,
         "unbound_port": identity.UNBOUND_PORT,
         "floor4": ", ".join(_networks(floors.FLOOR4)),

@@ -81,7 +81,7 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
             clock_skew_s=skew,
             outcome=end.outcome,
             basis=basis_of(end.outcome),
-            reason=end.reason,
+            reason=end.reason + _about_model(end.outcome, state.model_hosts, seen.egress),
             digests=Digests(
                 spec=state.spec_digest or None,
                 policy=state.policy_digest or None,
@@ -166,6 +166,23 @@ def _workspace(state: SessionState, seen: Seen) -> Workspace | None:
 
 def _posture(names: tuple[str, ...]) -> Posture | None:
     return Posture(passed=True, checks=tuple(Check(name=name, ok=True) for name in names)) if names else None
+
+
+def _about_model(outcome: Outcome, hosts: tuple[str, ...], egress: Egress) -> str:
+    """What the sidecar saw of the model's host, where that may be why a run did not succeed."""
+    if outcome not in (Outcome.FAILED, Outcome.TIMEOUT):
+        return ""
+    words = []
+    for host in hosts:
+        refused = [row for row in egress.refusals if row.host == host]
+        counts = next((row for row in egress.top_hosts if row.host == host), None)
+        if refused:
+            words.append(f"{host} was refused {sum(row.count for row in refused)} times ({refused[0].rule})")
+        elif counts is None or not counts.allowed:
+            words.append(f"it sent nothing to {host}")
+        elif outcome is Outcome.TIMEOUT:
+            words.append(f"{host} had {counts.allowed} requests of it and sent {counts.bytes_down} bytes back")
+    return f"; its model's host: {', '.join(words)}" if words else ""
 
 
 def _skew(state: SessionState, tally: Tally) -> float | None:

@@ -110,9 +110,9 @@ class RunnerClient:
         """Asks for a turn's end: TERM to its process group, the grace, then KILL to all that is left."""
         self._ask({"op": "stop", "turn": turn, "reason": reason})
 
-    def interrupt(self, turn: str) -> None:
-        """INT to the turn's process group: agents flush what they have."""
-        self._ask({"op": "interrupt", "turn": turn})
+    def interrupt(self, turn: str, *, reason: str) -> None:
+        """The same beginning with INT, for agents that flush what they have on that."""
+        self._ask({"op": "interrupt", "turn": turn, "reason": reason})
 
     def start_pty(
         self, *, name: str, argv: Sequence[str], environment: Mapping[str, str], cwd: str, rows: int, cols: int

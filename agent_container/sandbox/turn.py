@@ -15,10 +15,11 @@ from agent_container.agents import AgentProfile
 from agent_container.agents.profile import Channel
 from agent_container.engine.protocol import Engine
 from agent_container.errors import EngineError
-from agent_container.events import AgentResult, Event, RunNote
+from agent_container.events import AgentError, AgentResult, Event, RunNote, ToolCall, Usage
 from agent_container.frames import MAX_AGENT_LINE_BYTES, Frame, Line, LineSplitter
 from agent_container.records import Outcome
 from agent_container.sandbox.runner import Received, RunnerClient
+from agent_egress.budget import USED_UP
 
 POLL_S = 0.5
 CHECK_EVERY_S = 2.0
@@ -42,6 +43,17 @@ class TurnEnd:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class TurnLimits:
+    """What ends a turn that would go on. Turns and cost are the agent's own count; model use is counted in the
+    sidecar."""
+
+    time_s: float
+    idle_s: float
+    turns: int | None = None
+    cost_usd: float | None = None
+
+
 @dataclass
 class TurnWatch:
     """What is followed: two containers, a turn, its limits, and a flag that its user raises to end it."""
@@ -51,8 +63,7 @@ class TurnWatch:
     agent: str
     turn: str
     profile: AgentProfile
-    time_s: float
-    idle_s: float
+    limits: TurnLimits
     on_event: Callable[[Event], None]
     stop: Callable[[], str | None]
     """Why the turn is to end now, as a signal to this process said; None while it may go on."""
@@ -76,19 +87,24 @@ class _Progress:
         self.result_at: float | None = None
         self.asked_to_stop: TurnEnd | None = None
         self.asked_at = 0.0
+        self.tool_calls = 0
+        self.turns = 0
+        self.cost_usd = 0.0
         self._parser = watch.profile.parser()
         self._out = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
         self._err = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
         self._on_event = watch.on_event
+        self._only_retries = False
 
     def take(self, frame: Frame) -> None:
         """Counts a frame of output and passes its events on."""
         if frame.channel not in ("stdout", "stderr"):
             return
         self.next_seq = max(self.next_seq, frame.seq + 1)
-        self.last_output = time.monotonic()
         stdout = frame.channel == "stdout"
         self._parse((self._out if stdout else self._err).feed(frame.data), "stdout" if stdout else "stderr")
+        if not self._only_retries:
+            self.last_output = time.monotonic()
 
     def finish(self) -> None:
         """Passes on what stands after the last line end: an agent's result may be there."""
@@ -96,11 +112,25 @@ class _Progress:
         self._parse(self._err.finish(), "stderr")
 
     def _parse(self, lines: Iterable[Line], channel: Channel) -> None:
-        for line in lines:
-            for event in self._parser.parse(line, channel=channel):
-                if isinstance(event, AgentResult):
-                    self.result, self.result_at = event, time.monotonic()
-                self._on_event(event)
+        events = [event for line in lines for event in self._parser.parse(line, channel=channel)]
+        # An agent that says again and again that it tries again is as good as silent.
+        self._only_retries = bool(events) and all(isinstance(e, AgentError) and e.retrying for e in events)
+        for event in events:
+            self._count(event)
+            self._on_event(event)
+
+    def _count(self, event: Event) -> None:
+        match event:
+            case AgentResult():
+                self.result, self.result_at = event, time.monotonic()
+                self.turns = max(self.turns, event.turns or 0)
+            case ToolCall():
+                self.tool_calls += 1
+                self.turns = max(self.turns, self.tool_calls + 1)
+            case Usage() if event.cost_usd is not None:
+                self.cost_usd = event.cost_usd + (0.0 if event.cumulative else self.cost_usd)
+            case _:
+                pass
 
 
 def follow_turn(watch: TurnWatch) -> TurnEnd:
@@ -146,9 +176,9 @@ def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
     now = time.monotonic()
     host = HostsView(
         elapsed_s=now - progress.started,
-        time_s=watch.time_s,
+        time_s=watch.limits.time_s,
         silent_s=now - progress.last_output,
-        idle_s=watch.idle_s,
+        idle_s=watch.limits.idle_s,
         printed=progress.next_seq > 1,
     )
     if progress.asked_to_stop is None and frame.reason in ("stopped", "interrupted") and watch.stop_requested():
@@ -161,7 +191,10 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
     now = time.monotonic()
     if now - progress.last_check >= CHECK_EVERY_S:
         progress.last_check = now
-        _check_alive(watch)
+        used_up = _check_alive(watch)
+        if progress.asked_to_stop is None and used_up:
+            _ask_to_stop(watch, progress, TurnEnd(Outcome.BUDGET, used_up))
+            return
         if progress.asked_to_stop is None and watch.stop_requested():
             _ask_to_stop(watch, progress, TurnEnd(Outcome.INTERRUPTED, "stopped by its user"))
             return
@@ -172,10 +205,12 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
     reason = watch.stop()
     if reason is not None:
         _ask_to_stop(watch, progress, TurnEnd(Outcome.INTERRUPTED, reason))
-    elif now - progress.started > watch.time_s + RUNNER_SLACK_S:
-        _ask_to_stop(watch, progress, timed_out(watch.time_s))
-    elif now - progress.last_output > watch.idle_s + RUNNER_SLACK_S:
-        _ask_to_stop(watch, progress, idled_out(watch.idle_s))
+    elif now - progress.started > watch.limits.time_s + RUNNER_SLACK_S:
+        _ask_to_stop(watch, progress, timed_out(watch.limits.time_s))
+    elif now - progress.last_output > watch.limits.idle_s + RUNNER_SLACK_S:
+        _ask_to_stop(watch, progress, idled_out(watch.limits.idle_s))
+    elif words := over_budget(watch.limits, turns=progress.turns, cost_usd=progress.cost_usd):
+        _ask_to_stop(watch, progress, TurnEnd(Outcome.BUDGET, words))
     elif progress.result is not None and progress.result_at is not None and now - progress.result_at > RESULT_GRACE_S:
         outcome = Outcome.SUCCEEDED if progress.result.ok else Outcome.FAILED
         note = f"the agent went on for {RESULT_GRACE_S:g} s after its result and was ended"
@@ -187,10 +222,15 @@ def _ask_to_stop(watch: TurnWatch, progress: _Progress, end: TurnEnd) -> None:
     progress.asked_to_stop, progress.asked_at = end, time.monotonic()
     watch.on_event(RunNote(text=f"ending the agent: {end.reason}; its work and its record come next"))
     with contextlib.suppress(EngineError), RunnerClient.connect(watch.engine, watch.agent) as runner:
-        runner.stop(watch.turn, reason=end.reason)
+        if watch.profile.stop_signal == "INT":
+            runner.interrupt(watch.turn, reason=end.reason)
+        else:
+            runner.stop(watch.turn, reason=end.reason)
 
 
-def _check_alive(watch: TurnWatch) -> None:
+def _check_alive(watch: TurnWatch) -> str:
+    """What of the model's budget is used up, in the sidecar's words; empty while there is some left."""
+    used_up = ""
     for name, container in (("egress sidecar", watch.egress), ("agent's container", watch.agent)):
         state = watch.engine.inspect(container)
         if state is None:
@@ -200,6 +240,18 @@ def _check_alive(watch: TurnWatch) -> None:
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} {words} while the run went on"))
         if state.health == "unhealthy":
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} became unhealthy while the run went on"))
+        if container == watch.egress and state.health_words.startswith(USED_UP):
+            used_up = state.health_words.removeprefix(USED_UP)[:200]
+    return used_up
+
+
+def over_budget(limits: TurnLimits, *, turns: int, cost_usd: float) -> str:
+    """Which of the limits that the agent counts itself is exceeded, in words; empty when none is."""
+    if limits.turns is not None and turns > limits.turns:
+        return f"limits.turns: it took more than {limits.turns} turns"
+    if limits.cost_usd is not None and cost_usd > limits.cost_usd:
+        return f"limits.cost_usd: it has cost {cost_usd:.2f} USD, more than {limits.cost_usd:g}"
+    return ""
 
 
 def timed_out(time_s: float) -> TurnEnd:

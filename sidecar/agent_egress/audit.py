@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_egress import identity
+from agent_egress.budget import ModelLimits, Spending
 from agent_egress.collapse import WINDOW_S, Collapser
 from agent_egress.receipts import Fields, ReceiptRefused, Writer, open_receipt, seal_receipt
 from agent_egress.rules import Policy, PolicyError
@@ -32,7 +33,7 @@ ROLES: Mapping[int, frozenset[str]] = {
     0: frozenset({"root"}),
 }
 KINDS_OF_ROLE: Mapping[str, frozenset[str]] = {
-    "policy": frozenset({"decision", "tripwire", "canary"}),
+    "policy": frozenset({"decision", "transfer", "tripwire", "canary"}),
     "dns": frozenset({"lookup", "answer"}),
     "root": frozenset({"policy", "connection", "drop", "tripwire", "cut", "restore", "deadline", "canary"}),
 }
@@ -93,8 +94,9 @@ class Request:
 class Auditor:
     """Answers the peers; batches of one turn of the loop go to disk together."""
 
-    def __init__(self, chain: Chain, *, roles: Mapping[int, frozenset[str]]) -> None:
+    def __init__(self, chain: Chain, *, roles: Mapping[int, frozenset[str]], limits: ModelLimits) -> None:
         self._chain = chain
+        self._spending = Spending(limits)
         self._collapser = Collapser()
         self._kinds = {
             uid: frozenset().union(*(KINDS_OF_ROLE.get(role, frozenset()) for role in names))
@@ -168,6 +170,8 @@ class Auditor:
         except (ReceiptRefused, OSError) as error:
             self._collapser.undo()
             return str(error)
+        for receipt in due:
+            self._spending.count(receipt)
         if self._collapser.pending and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self.flush)
         return None
@@ -193,6 +197,8 @@ class Auditor:
                 "sealed": writer.sealed,
                 "full": writer.length >= writer.max_receipts,
                 "counts": dict(writer.counts),
+                "spent": {"requests": self._spending.requests, "bytes": self._spending.bytes},
+                "used_up": self._spending.used_up(),
             }
         if op == "seal" and "root" in self._roles.get(peer.uid, frozenset()):
             return self._seal(message)
@@ -215,9 +221,9 @@ class Auditor:
         return {"ok": True, "seq": length, "head": writer.head, "length": length, "totals": counts}
 
 
-async def serve(chain: Chain, *, socket_path: str, roles: Mapping[int, frozenset[str]]) -> None:
+async def serve(chain: Chain, *, socket_path: str, roles: Mapping[int, frozenset[str]], limits: ModelLimits) -> None:
     """Runs until SIGTERM; then writes what is held back and leaves. Sealing is the supervisor's decision."""
-    auditor = Auditor(chain, roles=roles)
+    auditor = Auditor(chain, roles=roles, limits=limits)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -263,11 +269,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     harden()
     key = read_key(options.key_fd)
-    session, cap = options.session, options.max_receipts
-    if not session or not cap:
-        settings = json.loads(Path(options.session_file).read_bytes())
-        session = session or str(settings["session"])
-        cap = cap or int(settings["max_receipts"])
+    settings = json.loads(Path(options.session_file).read_bytes())
+    session = options.session or str(settings["session"])
+    cap = options.max_receipts or int(settings["max_receipts"])
+    limits = ModelLimits.parse(settings.get("model"))
     try:
         chain = Chain(Path(options.receipts), writer=Writer(key=key, max_receipts=cap))
         if not chain.writer.length:
@@ -278,7 +283,8 @@ def main(argv: list[str] | None = None) -> None:
     except (ReceiptRefused, OSError) as error:
         sys.exit(f"audit: {options.receipts}: {error}")
     del key
-    asyncio.run(serve(chain, socket_path=options.socket, roles=parse_roles(options.peer, ROLES)))
+    roles = parse_roles(options.peer, ROLES)
+    asyncio.run(serve(chain, socket_path=options.socket, roles=roles, limits=limits))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_egress import ca, identity, probes, ruleset
+from agent_egress.budget import USED_UP, ModelLimits
 from agent_egress.children import log
 from agent_egress.daemons import DAEMONS, START_S, Fleet, PartError, probe
 from agent_egress.enforcement import DENY_ALL, Enforcement, checked_policy, narrower, private_domains
@@ -35,6 +36,7 @@ class Settings:
     session: str
     deadline_s: float
     credential_headers: tuple[str, ...]
+    model: ModelLimits
 
     @classmethod
     def read(cls, path: Path) -> Settings:
@@ -45,6 +47,7 @@ class Settings:
                 session=str(document["session"]),
                 deadline_s=float(document["deadline_s"]),
                 credential_headers=tuple(map(str, document["credential_headers"])),
+                model=ModelLimits.parse(document.get("model")),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PartError("control", f"{path} cannot be used: {error!r}") from error
@@ -74,6 +77,7 @@ class Boundary:
         self._settings: Settings | None = None
         self._deadline: float | None = None
         self._credentials: Sequence[object] = ()
+        self._used_up = ""
         self._opened: Answer = {}
         self._sealed: Answer = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -242,7 +246,10 @@ class Boundary:
             return self._sealed
         self._must_be_open()
         self._held.set_cut(cut=True)
-        self.fleet.stop("squid", "dns", "unbound", "policy")
+        self.fleet.stop("squid")
+        with contextlib.suppress(WireError):  # bytes counted since the last receipt; the seal does not wait for them
+            await probes.ask(identity.POLICY_SOCKET, {"op": "flush"}, timeout_s=identity.ANSWER_DEADLINE_S)
+        self.fleet.stop("dns", "unbound", "policy")
         self._held.write(DENY_ALL)
         live = ruleset.read_back()
         await self._record([*self._tally.receipts(live), {"kind": "policy", "policy": DENY_ALL.digest}])
@@ -273,6 +280,7 @@ class Boundary:
             "deadline_left_s": left,
             "restarts": parts,
             "wrong": dict(self.wrong),
+            "used_up": self._used_up,
             "failure": failure,
             "ruleset_digest": self._held.ruleset_digest,
         }
@@ -310,6 +318,8 @@ class Boundary:
         elif self.state == "open" and "audit" in self.wrong:
             # No receipt, no connection. The daemons that ask it deny by themselves; this also ends what is open.
             self._fail(PartError("audit", self.wrong["audit"]))
+        elif self._settings is not None and self._settings.model.credentials:
+            self._used_up = str((await self._audit({"op": "counters"})).get("used_up", ""))
         self._show_health()
 
     async def _reload(self) -> None:
@@ -345,6 +355,11 @@ class Boundary:
     async def _tell_successor(self) -> None:
         with contextlib.suppress(PartError):
             await self.fleet.back("policy")
+            spent = (await self._audit({"op": "counters"})).get("spent")
+            # First what is used up: without credentials nothing is, and nobody starts from nothing again.
+            if not isinstance(spent, dict):
+                raise PartError("audit", "the audit does not say what is used up")
+            await self._tell({"op": "spent", **spent})
             await self._tell_credentials(list(self._credentials))
 
     def _later(self, work: object) -> None:
@@ -373,13 +388,16 @@ class Boundary:
             await self.fleet.again("unbound")
 
     async def _tell_credentials(self, credentials: list[object]) -> None:
-        message = {"op": "credential.put", "credentials": credentials}
+        await self._tell({"op": "credential.put", "credentials": credentials})
+
+    async def _tell(self, message: Mapping[str, object]) -> None:
+        """Hands something to the policy process that only root may say. Raises: PartError."""
         try:
             answer = await probes.ask(identity.POLICY_SOCKET, message, timeout_s=START_S)
         except WireError as error:
-            raise PartError("policy", "the policy process did not take the credentials") from error
+            raise PartError("policy", f"the policy process did not take {message.get('op')}") from error
         if answer.get("ok") is not True:
-            raise PartError("policy", f"credentials refused: {answer.get('error')}")
+            raise PartError("policy", f"{message.get('op')} refused: {answer.get('error')}")
 
     async def _record(self, receipts: Sequence[Fields]) -> None:
         if receipts:
@@ -400,6 +418,7 @@ class Boundary:
     def _show_health(self) -> None:
         flag = Path(identity.HEALTHY_FILE)
         if self.healthy:
-            flag.touch()
+            # Its words are the health probe's output, which the host reads with the container's state.
+            flag.write_text(f"{USED_UP}{self._used_up}\n" if self._used_up else "")
         else:
             flag.unlink(missing_ok=True)

@@ -15,13 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent_egress import identity
+from agent_egress.budget import ModelLimits, Spending
 from agent_egress.ledger import DEADLINE_S, Ledger
 from agent_egress.policy_file import PolicyFile
 from agent_egress.receipts import Fields
 from agent_egress.resolved import Resolved
-from agent_egress.squidline import LineRefused, answer, parse_question, seen_headers
+from agent_egress.rules import Policy
+from agent_egress.squidline import LineRefused, Question, answer, parse_question, seen_headers
 from agent_egress.swap import Secret, SecretRefused, Vault
-from agent_egress.verdicts import WORDS_GARBLED, WORDS_NO_RECEIPT, judge
+from agent_egress.transfers import Transfers
+from agent_egress.verdicts import WORDS_GARBLED, WORDS_NO_RECEIPT, Verdict, judge, refuse_spent
 from agent_egress.wire import Peer, WireError, decode, encode, harden, parse_roles, serve_lines
 
 ROLES: Mapping[int, frozenset[str]] = {
@@ -36,7 +39,13 @@ class Decider:
     """The state: credentials, the canary's token, counters."""
 
     def __init__(
-        self, *, policy_file: PolicyFile, ledger: Ledger, headers: Sequence[str], roles: Mapping[int, frozenset[str]]
+        self,
+        *,
+        policy_file: PolicyFile,
+        ledger: Ledger,
+        headers: Sequence[str],
+        roles: Mapping[int, frozenset[str]],
+        limits: ModelLimits,
     ) -> None:
         self._policy_file = policy_file
         self._ledger = ledger
@@ -46,6 +55,8 @@ class Decider:
         self._canary = ""
         self._resolved = Resolved()
         self._counts: Counter[str] = Counter()
+        self._spending = Spending(limits)
+        self.transfers = Transfers(self._moved)
 
     def admits(self, uid: int) -> bool:
         """Whether a peer of this uid may speak at all."""
@@ -79,6 +90,7 @@ class Decider:
                 refusals.append(answers[-1])
                 continue
             verdict = judge(policy, question, vault=self._vault, resolved=self._resolved, canary=self._canary)
+            verdict = self._within_budget(policy, question, verdict)
             answers.append(answer(channel, allowed=verdict.allowed, notes=verdict.notes))
             refusals.append(_refusal(channel, WORDS_NO_RECEIPT, closes=question.closes))
             receipts.extend(verdict.receipts)
@@ -91,6 +103,23 @@ class Decider:
             peer.send(b"".join(refusals if problem else answers))
 
         self._ledger.append(receipts, written)
+
+    def _within_budget(self, policy: Policy, question: Question, verdict: Verdict) -> Verdict:
+        """Counted before it goes out, so that requests at the same time cannot all be the last one."""
+        uses = any(receipt.get("credential") in self._spending.limits.credentials for receipt in verdict.receipts)
+        if not verdict.allowed or not uses:
+            return verdict
+        words = self._spending.used_up()
+        if words:
+            return refuse_spent(policy, question, words)
+        for receipt in verdict.receipts:
+            self._spending.count(receipt)
+        return verdict
+
+    def _moved(self, receipts: list[Fields]) -> None:
+        for receipt in receipts:
+            self._spending.count(receipt)
+        self._ledger.append(receipts, lambda _: None)
 
     def _count(self, receipts: Sequence[Fields]) -> None:
         for receipt in receipts:
@@ -121,6 +150,10 @@ class Decider:
             if not isinstance(token, str) or not token.isalnum() or not 16 <= len(token) <= 128:
                 raise WireError("a canary token is 16 to 128 letters and digits")
             self._canary = token
+        elif op == "spent":
+            self._spending.requests, self._spending.bytes = _number(message, "requests"), _number(message, "bytes")
+        elif op == "flush":
+            self.transfers.flush()
         elif op == "counters":
             return {"counts": dict(self._counts)}
         elif op != "ping":
@@ -144,6 +177,13 @@ def _refusal(channel: str, words: str, *, closes: bool = False) -> bytes:
     return answer(channel, allowed=False, notes=notes)
 
 
+def _number(message: Mapping[str, object], key: str) -> int:
+    value = message.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise WireError(f"{key}: expected a number")
+    return value
+
+
 def _secrets(value: object) -> list[Secret]:
     """All of the session's credentials. Raises: WireError, SecretRefused; never with a secret in the message."""
     if not isinstance(value, list):
@@ -159,7 +199,7 @@ def _secrets(value: object) -> list[Secret]:
     return found
 
 
-async def serve(options: argparse.Namespace, headers: Sequence[str]) -> None:
+async def serve(options: argparse.Namespace, *, headers: Sequence[str], limits: ModelLimits) -> None:
     """Runs until SIGTERM."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -172,7 +212,10 @@ async def serve(options: argparse.Namespace, headers: Sequence[str]) -> None:
         ledger=ledger,
         headers=headers,
         roles=parse_roles(options.peer, ROLES),
+        limits=limits,
     )
+    address = (identity.LOOPBACK4, options.access_port)
+    await loop.create_datagram_endpoint(lambda: decider.transfers, local_addr=address)
     canary = await asyncio.start_server(decider.serve_canary, identity.LOOPBACK4, options.canary_port)
     server = await serve_lines(options.socket, on_lines=decider.on_lines, admit=decider.admits)
     await stop.wait()
@@ -189,11 +232,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--policy-file", default=identity.POLICY_FILE)
     parser.add_argument("--session-file", default=identity.SESSION_FILE)
     parser.add_argument("--canary-port", type=int, default=identity.CANARY_PORT)
+    parser.add_argument("--access-port", type=int, default=identity.ACCESS_PORT)
     parser.add_argument("--peer", action="append", default=[], metavar="UID=ROLE", help="squid, dns, root")
     options = parser.parse_args(argv)
     harden()
     settings = json.loads(Path(options.session_file).read_bytes())
-    asyncio.run(serve(options, seen_headers([str(name) for name in settings["credential_headers"]])))
+    headers = seen_headers([str(name) for name in settings["credential_headers"]])
+    asyncio.run(serve(options, headers=headers, limits=ModelLimits.parse(settings.get("model"))))
 
 
 if __name__ == "__main__":

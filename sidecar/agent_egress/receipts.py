@@ -28,6 +28,7 @@ KINDS = frozenset(
         "lookup",
         "answer",
         "connection",
+        "transfer",
         "drop",
         "tripwire",
         "cut",

@@ -176,6 +176,11 @@ def _judge_request(policy: Policy, question: Question, vault: Vault, resolved: R
     return _allow(policy, question, decision, host=host, via=via, address=address, swap=swap)
 
 
+def refuse_spent(policy: Policy, question: Question, words: str) -> Verdict:
+    """The refusal of what may pass but for the session's budget."""
+    return _refuse(policy, question, _no(words), why="budget")
+
+
 def _allow(
     policy: Policy,
     question: Question,

@@ -55,7 +55,7 @@ credentials:
   - github
   - {name: jira, hosts: [acme.example.net], env: JIRA_TOKEN}
 resources: {cpus: 2, memory: 1.5g, pids: 2048}
-limits: {time: 1h30m, idle: 15m}
+limits: {time: 1h30m, idle: 15m, model_requests: 500, model_bytes: 200m, cost_usd: 5, turns: 100}
 """
 
 
@@ -86,6 +86,8 @@ def test_the_whole_format_is_read() -> None:
     assert spec.credentials[1].hosts == ("acme.example.net",)
     assert spec.resources.memory_bytes == 1536 * 1024**2
     assert (spec.limits.time_s, spec.limits.idle_s) == (5400, 900)
+    budget = (spec.limits.model_requests, spec.limits.model_bytes, spec.limits.cost_usd, spec.limits.turns)
+    assert budget == (500, 200 * 2**20, 5.0, 100)
 
 
 def test_an_empty_file_is_all_defaults() -> None:
@@ -292,6 +294,12 @@ REFUSED = {
     "a duration of words": ("limits: {idle: soon}", 1, "limits.idle", "such as 2h"),
     "no duration at all": ("limits: {time: 0s}", 1, "limits.time", "between 1s and 7d"),
     "a month": ("limits: {time: 30d}", 1, "limits.time", "between 1s and 7d"),
+    "no request at all": ("limits: {model_requests: 0}", 1, "limits.model_requests", "at least 1"),
+    "half a request": ("limits: {model_requests: 1.5}", 1, "limits.model_requests", "a whole number"),
+    "bytes without a unit": ("limits: {model_bytes: 5}", 1, "limits.model_bytes", "with its unit"),
+    "no money": ("limits: {cost_usd: 0}", 1, "limits.cost_usd", "more than 0"),
+    "no finite amount of money": ("limits: {cost_usd: .nan}", 1, "limits.cost_usd", "expected a number"),
+    "a turn as text": ("limits: {turns: ten}", 1, "limits.turns", "a whole number"),
     "memory without a unit": ("resources: {memory: 4}", 1, "resources.memory", "with its unit"),
     "too little memory": ("resources: {memory: 1k}", 1, "resources.memory", "at least"),
     "no processor": ("resources: {cpus: 0}", 1, "resources.cpus", "more than 0"),
@@ -306,15 +314,6 @@ REFUSED = {
     "git rules": ("git: [{repo: x}]", 1, "git", "not supported by this version"),
     "an ssh key": ("ssh_key: true", 1, "ssh_key", "not supported by this version"),
     "services": ("services: {db: {image: x}}", 1, "services", "not supported by this version"),
-    "a budget of requests": (
-        "limits: {model_requests: 5}",
-        1,
-        "limits.model_requests",
-        "not supported by this version",
-    ),
-    "a budget of bytes": ("limits: {model_bytes: 5m}", 1, "limits.model_bytes", "not supported by this version"),
-    "a budget of money": ("limits: {cost_usd: 5}", 1, "limits.cost_usd", "not supported by this version"),
-    "a budget of turns": ("limits: {turns: 5}", 1, "limits.turns", "not supported by this version"),
 }
 
 

@@ -63,6 +63,11 @@ class Sidecar:
         staged.write_bytes(data)
         staged.replace(self.root / "policy.json")
 
+    def put_session(self, **more: object) -> None:
+        """What the session was made with."""
+        session = {"session": "s", "max_receipts": 1000, "credential_headers": ["Authorization", "X-Api-Key"], **more}
+        (self.root / "session.json").write_text(json.dumps(session))
+
     def policy(self) -> Policy:
         return Policy.parse((self.root / "policy.json").read_bytes())
 
@@ -94,6 +99,8 @@ class Sidecar:
             "100000",
             "--policy-file",
             self.path("policy.json"),
+            "--session-file",
+            self.path("session.json"),
         )
         paths = ("--receipts", self.path("receipts.jsonl"), "--socket", self.path("audit.sock"))
         process = self.start("audit", *defaults, *paths, "--peer", f"{os.getuid()}={roles}", *options, key=key)
@@ -161,9 +168,7 @@ def until(condition: Callable[[], bool]) -> None:
 def make(root: Path) -> Sidecar:
     sidecar = Sidecar(root)
     sidecar.put_policy(POLICY)
-    (root / "session.json").write_text(
-        json.dumps({"session": "s", "max_receipts": 1000, "credential_headers": ["Authorization", "X-Api-Key"]})
-    )
+    sidecar.put_session()
     return sidecar
 
 

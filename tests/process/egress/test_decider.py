@@ -23,13 +23,15 @@ CANARY = "0123456789abcdef0123"
 
 
 def start_decider(sidecar: Sidecar, *options: str, roles: str = "squid,root,dns") -> subprocess.Popen[bytes]:
-    (port,) = free_ports()
+    port, access = free_ports(2)
     (sidecar.root / "canary-port").write_text(str(port))
+    (sidecar.root / "access-port").write_text(str(access))
     process = sidecar.start(
         "decider",
         *("--socket", sidecar.path("policy.sock"), "--audit", sidecar.path("audit.sock")),
         *("--policy-file", sidecar.path("policy.json"), "--session-file", sidecar.path("session.json")),
-        *("--canary-port", str(port), "--peer", f"{os.getuid()}={roles}"),
+        *("--canary-port", str(port), "--access-port", str(access)),
+        *("--peer", f"{os.getuid()}={roles}"),
         *options,
     )
     sidecar.wait(process, lambda: answers(sidecar.path("policy.sock")))
@@ -591,6 +593,90 @@ def test_a_hung_audit_writer_is_a_denial_within_the_deadline(sidecar: Sidecar) -
         assert isinstance(asked["receipts"], list) and asked["receipts"][0]["host"] == "ok.test"
         squid.close()
         peer.close()
+
+
+def test_transfers_become_receipts_and_nothing_else_does(sidecar: Sidecar) -> None:
+    sidecar.start_audit()
+    start_decider(sidecar)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", int((sidecar.root / "access-port").read_text())))
+        sock.send(b"GET TCP_MISS api.test 443 100 2000\nPOST TCP_MISS API.test. 443 50 1\n")
+        sock.send(b"CONNECT TCP_TUNNEL ok.test 443 700 900\n")
+        sock.send(b"CONNECT NONE_NONE api.test 443 9 9\n")  # its requests are counted one by one
+        sock.send(b"GET TCP_DENIED canary.agent-container.invalid 3131 9 9\n")
+        for junk in (b"", b"\xff" * 900, b"GET TCP_MISS api.test 443 -1 1\n", b"GET TCP_MISS a..b 443 1 1\n"):
+            sock.send(junk)
+    until(lambda: len(sidecar.receipts("transfer")) == 2)
+    found = [(r["host"], r["port"], r["requests"], r["up"], r["down"]) for r in sidecar.receipts("transfer")]
+    assert found == [("api.test", 443, 2, 150, 2001), ("ok.test", 443, 1, 700, 900)]
+
+
+LIMITS = {"credentials": ["demo"], "hosts": ["api.test"], "requests": 0, "bytes": 0}
+MODEL = line("POST", "api.test", scheme="https", path="/v1/messages", authorization=BEARER)
+
+
+def limited(sidecar: Sidecar, **limits: int) -> Answers:
+    """The daemons of a session with a budget."""
+    sidecar.put_session(model={**LIMITS, **limits})
+    sidecar.start_audit()
+    start_decider(sidecar)
+    put_credentials(sidecar)
+    return Answers(sidecar)
+
+
+def test_the_last_request_of_the_budget_goes_out_and_no_further_one(sidecar: Sidecar) -> None:
+    squid = limited(sidecar, requests=2)
+    squid.send(MODEL + MODEL + MODEL)
+    first, second, third = (squid.next() for _ in range(3))
+    assert first.startswith("0 OK") and second.startswith("0 OK")
+    assert third.startswith("0 ERR") and "limits.model_requests: all 2 requests are used" in third
+    assert SECRET not in third
+    assert squid.ask(line("CONNECT", "ok.test")).startswith("0 OK"), "other hosts are not the model's"
+    (refused,) = [r for r in sidecar.receipts("decision") if r["action"] == "deny"]
+    assert refused["why"] == "budget"
+    counters = sidecar.audit({"id": 1, "op": "counters"})
+    assert counters["spent"] == {"requests": 2, "bytes": 0} and str(counters["used_up"]).startswith("limits.model_req")
+    squid.close()
+
+
+def test_bytes_to_and_from_the_model_are_a_budget_too(sidecar: Sidecar) -> None:
+    squid = limited(sidecar, bytes=1000)
+    assert squid.ask(MODEL).startswith("0 OK")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", int((sidecar.root / "access-port").read_text())))
+        sock.send(b"CONNECT TCP_TUNNEL ok.test 443 70000 90000\nGET TCP_MISS api.test 443 100 899\n")
+        assert operate(sidecar, {"op": "flush"})["ok"] is True
+        until(lambda: bool(sidecar.receipts("transfer")))
+        assert squid.ask(MODEL).startswith("0 OK")
+        sock.send(b"GET TCP_MISS api.test 443 1 0\n")
+        until(lambda: len(sidecar.receipts("transfer")) == 3)
+    assert "limits.model_bytes: all 1000 bytes are used" in squid.ask(MODEL)
+    squid.close()
+
+
+def test_a_successor_is_told_what_was_spent(sidecar: Sidecar) -> None:
+    squid = limited(sidecar, requests=3)
+    assert squid.ask(MODEL).startswith("0 OK")
+    squid.close()
+    sidecar.stop("decider")
+    start_decider(sidecar)
+    put_credentials(sidecar)
+    spent = sidecar.audit({"id": 1, "op": "counters"})["spent"]
+    assert isinstance(spent, dict) and operate(sidecar, {"op": "spent", **spent})["ok"] is True
+    squid = Answers(sidecar)
+    assert [squid.ask(MODEL).split()[1] for _ in range(3)] == ["OK", "OK", "ERR"]
+    for wrong in ({"requests": -1, "bytes": 0}, {"requests": True, "bytes": 0}, {}):
+        assert operate(sidecar, {"op": "spent", **wrong})["ok"] is False
+    squid.close()
+
+
+@pytest.mark.parametrize("model", [7, {}, {**LIMITS, "requests": -1}, {**LIMITS, "bytes": "1"}, {**LIMITS, "hosts": 1}])
+def test_a_budget_that_cannot_be_read_starts_nothing(sidecar: Sidecar, model: object) -> None:
+    sidecar.put_session(model=model)
+    with pytest.raises(AssertionError, match="ended with"):
+        sidecar.start_audit()
+    with pytest.raises(AssertionError, match="ended with"):
+        start_decider(sidecar)
 
 
 def test_relay_decider_and_audit_together(running: Sidecar) -> None:
