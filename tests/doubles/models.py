@@ -151,14 +151,19 @@ def _texts(content: object) -> list[str]:
     return [text for text in texts if text and not re.match(r"\s*<[a-z_-]+>|# AGENTS\.md", text)]
 
 
+ORDERS = re.compile(r"^(RUN|SAY|DOUBLE): ", re.MULTILINE)
+
+
 @dataclass
 class Talk:
     """The conversation so far: (is it a tool result, text) for each message of the user's side."""
 
     turns: list[tuple[bool, str]] = field(default_factory=list)
 
-    def user(self, content: object) -> None:
-        if text := "\n".join(_texts(content)):
+    def user(self, content: object, *, beside_results: bool = False) -> None:
+        """A user message; beside tool results stand remarks of the client, or a task when two messages were joined."""
+        text = "\n".join(_texts(content))
+        if text and (not beside_results or ORDERS.search(text)):
             self.turns.append((False, text))
 
     def result(self) -> None:
@@ -222,8 +227,7 @@ class Anthropic:
             )
             for _ in results:
                 talk.result()
-            if not results:
-                talk.user(content)
+            talk.user(content, beside_results=bool(results))
         tools = [Tool(tool["name"], tool.get("input_schema") or {}) for tool in body.get("tools") or []]
         schema = ((body.get("output_config") or {}).get("format") or {}).get("schema")
         return Request(
@@ -474,8 +478,8 @@ class Gemini:
             results = [part for part in parts if "functionResponse" in part]
             for _ in results:
                 talk.result()
-            if content.get("role", "user") == "user" and not results:
-                talk.user(parts)
+            if content.get("role", "user") == "user":
+                talk.user(parts, beside_results=bool(results))
         tools = []
         for row in (one for group in body.get("tools") or [] for one in group.get("functionDeclarations") or []):
             tools.append(Tool(str(row.get("name")), row.get("parametersJsonSchema") or row.get("parameters") or {}))
