@@ -144,7 +144,9 @@ def _refusal(receipt: Receipt) -> tuple[str, int | None, str, str] | None:
     if kind not in ("decision", "lookup") or receipt.get("action") != "deny":
         return None
     port = receipt.get("port")
-    why = _text(receipt, "rule") or _text(receipt, "reason") or _text(receipt, "why")
+    # The rule decided by name; what was refused for something else (a path, a decoy) says so in its reason.
+    rule = "" if receipt.get("why") else _text(receipt, "rule")
+    why = rule or _text(receipt, "reason") or _text(receipt, "why")
     host = _text(receipt, "host" if kind == "decision" else "name") or OTHERS
     return host, port if isinstance(port, int) else None, why, str(kind)
 

@@ -26,7 +26,7 @@ PROGRAMS = (
     "/usr/bin/openssl",
     "/usr/bin/python3",
     "/usr/bin/setpriv",
-    "/usr/bin/test",
+    "/usr/bin/cat",
 )
 TREES = (
     "/usr/share/squid/icons",

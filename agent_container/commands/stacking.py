@@ -20,6 +20,7 @@ from agent_container.subnets import DEFAULT_POOL, host_routes4, parse_networks4,
 from agent_container.workspace.mounts import HostPaths, MountRequest, plan_mounts
 from agent_container.workspace.plan import WorkspacePlan
 from agent_egress.identity import BOOT_POLICY_FILE
+from agent_egress.names import canonical_header
 from agent_egress.policy import Policy
 
 Kind = Literal["up", "run"]
@@ -177,8 +178,5 @@ def _memory(project: str, session: str, kind: Kind, mode: str) -> Volume:
 
 
 def _distinct(headers: tuple[str, ...]) -> tuple[str, ...]:
-    """Header names, the first spelling of each."""
-    seen: dict[str, str] = {}
-    for header in headers:
-        seen.setdefault(header.lower(), header)
-    return tuple(seen.values())
+    """Header names, each once, as the policy spells them."""
+    return tuple(dict.fromkeys(canonical_header(header) for header in headers))

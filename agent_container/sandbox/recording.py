@@ -176,7 +176,7 @@ def _about_model(outcome: Outcome, hosts: tuple[str, ...], egress: Egress) -> st
     for host in hosts:
         refused = [row for row in egress.refusals if row.host == host]
         counts = next((row for row in egress.top_hosts if row.host == host), None)
-        if refused:
+        if refused and (counts is None or not counts.allowed):
             words.append(f"{host} was refused {sum(row.count for row in refused)} times ({refused[0].rule})")
         elif counts is None or not counts.allowed:
             words.append(f"it sent nothing to {host}")

@@ -143,3 +143,8 @@ def _wildcard_base(text: str) -> str:
     if country_wide or base in _SHARED:
         raise NameRefused(f"anybody can have a name below {base}: name the hosts")
     return base
+
+
+def canonical_header(text: str) -> str:
+    """A header's name in its one spelling: squid's notes are compared letter by letter, HTTP's names are not."""
+    return "-".join(part[:1].upper() + part[1:].lower() for part in text.split("-"))

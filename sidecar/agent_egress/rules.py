@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from agent_egress.floors import METADATA, NEVER, Address, Network, parse_network, subnet
 from agent_egress.identity import CANARY_HOST
-from agent_egress.names import NameRefused, canonical_name, canonical_pattern
+from agent_egress.names import NameRefused, canonical_header, canonical_name, canonical_pattern
 from agent_egress.paths import template_is_valid
 
 DEFAULT_PORTS = (443, 80)
@@ -357,7 +357,7 @@ def _parse_binding(value: object, where: str, problems: list[str]) -> Binding:
         port=row.port(row.value.get("port", 443), "port"),
         methods=methods,
         paths=paths,
-        header=row.text("header"),
+        header=canonical_header(row.text("header")),
         format=row.text("format"),
     )
     if not _CREDENTIAL.fullmatch(binding.name):

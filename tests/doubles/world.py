@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import ipaddress
 import json
 import os
@@ -24,6 +25,9 @@ import time
 from collections import Counter
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+models = importlib.import_module("models") if Path(__file__).with_name("models.py").exists() else None
 
 CONTROL = "/tmp/world.sock"
 TLS_DIR = Path("/tmp/tls")
@@ -184,6 +188,12 @@ class Web(BaseHTTPRequestHandler):
         return total
 
     def answer(self) -> None:
+        if models is not None and self.headers.get("Host", "").partition(":")[0] in models.HOSTS:
+            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.note(len(data))
+            host, headers = self.headers["Host"], dict(self.headers.items())
+            models.answer(self, host, self.command, self.path, headers, data)
+            return
         entry = self.note(self.body())
         if self.headers.get("Upgrade", "").lower() == "websocket":
             self.websocket()

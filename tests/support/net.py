@@ -259,7 +259,7 @@ class Sidecar:
     def healthy(self) -> bool:
         """What the engine's probe would find."""
         done = subprocess.run(
-            ["docker", "exec", self.name, "/usr/bin/test", "-e", "/run/egress/healthy"],
+            ["docker", "exec", self.name, "/usr/bin/cat", "/run/egress/healthy"],
             capture_output=True,
             check=False,
         )

@@ -27,7 +27,10 @@ from tests.support.workspace import GIT_ENVIRONMENT
 ROOT = Path(__file__).parents[2]
 SUBNETS = tuple(f"198.51.100.{start}/28" for start in range(16, 256, 16))
 DOMAINS = ("acme.test", "agent-container.test")
-NAMES = tuple(f"{prefix}.{domain}" for domain in DOMAINS for prefix in ("api", "demo", "refused", "other"))
+MODEL_HOSTS = ("api.anthropic.com", "api.openai.com", "generativelanguage.googleapis.com", "openrouter.ai")
+NAMES = (
+    tuple(f"{prefix}.{domain}" for domain in DOMAINS for prefix in ("api", "demo", "refused", "other")) + MODEL_HOSTS
+)
 TEST_LABEL = f"agent-container.test={os.getpid()}"
 HANG_S = 300
 DEMO = "version: 1\nagent: demo\n"
@@ -319,9 +322,13 @@ class World:
             "names": [*NAMES, *(f"*.{domain}" for domain in DOMAINS)],
             "zone": {name: {"A": [self.address]} for name in (*NAMES, *(f"*.{domain}" for domain in DOMAINS))},
         }
-        double = f"{ROOT / 'tests' / 'doubles' / 'world.py'}:/world.py:ro"
+        doubles = [
+            word
+            for name in ("world.py", "models.py")
+            for word in ("-v", f"{ROOT / 'tests' / 'doubles' / name}:/{name}:ro")
+        ]
         docker("run", "-d", "--name", self.network, "--label", TEST_LABEL, "--network", self.network,
-               "--ip", self.address, "--cap-add", "NET_ADMIN", "--tmpfs", "/tmp", "--no-healthcheck", "-v", double,
+               "--ip", self.address, "--cap-add", "NET_ADMIN", "--tmpfs", "/tmp", "--no-healthcheck", *doubles,
                "--entrypoint", "/usr/bin/python3", image, "-I", "/world.py", "serve", json.dumps(settings))  # fmt: skip
         (self.path / "upstream.pem").write_text(self._patient("ca"))
         self.write_settings("config.yaml")

@@ -8,9 +8,12 @@ import pytest
 
 from agent_container.credentials import Credential, SecretBytes, bind
 from agent_container.errors import SpecError, UsageError
+from agent_container.render.sidecar_files import DEFAULT_CREDENTIAL_HEADERS
 from agent_container.spec import ProjectSpec, default_spec, load_spec
 from agent_container.stack_policy import contradictions, effective_policy, granted_credentials, with_live_rules
+from agent_egress.names import canonical_header
 from agent_egress.policy import Policy, Rule, decide_address, decide_name
+from agent_egress.rules import Binding
 
 
 def load(text: str) -> ProjectSpec:
@@ -183,3 +186,11 @@ def test_live_rules_join_the_policy_or_are_refused() -> None:
     assert not decide_name(with_live_rules(wider, [Rule("deny", "new.test")]), "new.test", 443).allowed
     with pytest.raises(UsageError, match="would not take"):
         with_live_rules(policy, [Rule("allow", "*")])
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "X-API-KEY", "X-Api-Key"])
+def test_a_header_has_one_spelling_wherever_it_is_compared(header: str) -> None:
+    # squid's notes are compared letter by letter: the kind's `x-api-key` met a sidecar that had `X-Api-Key` listed.
+    binding = Binding("a", "api.test", 443, ("POST",), ("/v1",), header, "{}")
+    assert Policy.parse(Policy(credentials=(binding,)).encode()).credentials[0].header == "X-Api-Key"
+    assert canonical_header(header) in DEFAULT_CREDENTIAL_HEADERS

@@ -1,0 +1,164 @@
+"""The real coding agents, headless and by hand, each with its key, against doubles of their model services."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.world import Done, World
+
+SAY = "Done as you said."
+TASK = f"""Please do this.
+RUN: printf 'second line\\n' >> README && printf new > made.txt
+RUN: git add -A && git commit -qm 'the agent was here' && git log --oneline | head -1
+SAY: {SAY}
+"""
+LIMITS = "limits: {time: 5m, idle: 40s}\n"
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One agent, its service and its key."""
+
+    name: str
+    kind: str
+    host: str
+    header: str
+    prefix: str
+    says_401: str
+    """What it makes of a key that its service does not know."""
+    model: str = ""
+    costs: bool = False
+
+    @property
+    def spec(self) -> str:
+        model = f"model: {self.model}\n" if self.model else ""
+        return f"version: 1\nagent: {self.name}\n{model}{LIMITS}"
+
+
+AGENTS = {
+    "claude": Agent("claude", "anthropic", "api.anthropic.com", "x-api-key", "", "Invalid API key", costs=True),
+    "codex": Agent("codex", "openai", "api.openai.com", "Authorization", "Bearer ", "401"),
+}
+
+
+@pytest.fixture(scope="module")
+def keys(world: World) -> dict[str, str]:
+    """The real keys by kind, sealed."""
+    made = {agent.kind: f"sk-real-{secrets.token_urlsafe(32)}" for agent in AGENTS.values()}
+    for kind, key in made.items():
+        world.agc("credential", "set", kind, cwd=world.path / "home", stdin=key.encode() + b"\n")
+    return made
+
+
+@pytest.fixture(scope="module", params=AGENTS.values(), ids=AGENTS)
+def agent(request: pytest.FixtureRequest) -> Agent:
+    found = request.param
+    assert isinstance(found, Agent)
+    return found
+
+
+@pytest.fixture(scope="module")
+def project(world: World, keys: dict[str, str], agent: Agent) -> Path:
+    assert keys
+    return world.project(f"with-{agent.name}", agent.spec)
+
+
+@pytest.fixture(scope="module")
+def first(world: World, project: Path, agent: Agent) -> Iterator[Done]:
+    """A run that went well."""
+    world.ask("clear")
+    yield world.agc("--json", "run", TASK, cwd=project)
+
+
+def model_requests(world: World, agent: Agent) -> list[Any]:
+    return [one for one in world.requests(agent.host) if one["method"] == "POST" and "count_tokens" not in one["path"]]
+
+
+def test_a_run_edits_commits_and_says_what_it_did(first: Done, world: World, project: Path, agent: Agent) -> None:
+    host, said = first.host, first.result["agent"]
+    assert (host["outcome"], host["basis"]) == ("succeeded", "agent"), first.result
+    assert (host["workspace"]["commits"], host["workspace"]["files_changed"]) == (1, 2)
+    assert said["final_message"] == SAY and said["session"]
+    assert sum(row["calls"] for row in said["tool_calls"]) == 2
+    assert said["tokens"]["input"] > 0 and said["tokens"]["output"] > 0
+    assert (said["cost_usd"] is not None and said["cost_usd"] > 0) is agent.costs
+    assert world.agc("runs", "apply", cwd=project).code == 0
+    branch = f"agent/{host['run']}"
+    assert world.git(project, "show", f"{branch}:README") == "hello\nsecond line"
+    assert world.git(project, "log", "-1", "--format=%s", branch) == "the agent was here"
+
+
+def test_the_service_saw_the_real_key_and_never_the_placeholder(
+    first: Done, world: World, agent: Agent, keys: dict[str, str]
+) -> None:
+    assert first.host
+    asked = model_requests(world, agent)
+    assert asked
+    for one in asked:
+        given = {name.lower(): value for name, value in one["headers"]}
+        assert given[agent.header.lower()] == agent.prefix + keys[agent.kind]
+    others = [one for one in world.ask("log")["requests"] if one not in asked]
+    assert not [one for one in others if keys[agent.kind] in json.dumps(one)]
+
+
+def test_its_egress_is_verified(first: Done, world: World, project: Path) -> None:
+    assert first.host["egress"]["verified"] == "verified"
+    world.agc("verify-egress", first.host["run"], cwd=project)
+
+
+def test_a_run_is_resumed(first: Done, world: World, project: Path, agent: Agent) -> None:
+    more = "RUN: cat made.txt && printf more >> made.txt\nSAY: Went on.\n"
+    done = world.agc("--json", "run", "--resume", first.host["run"], more, cwd=project)
+    host, said = done.host, done.result["agent"]
+    assert (host["outcome"], said["final_message"]) == ("succeeded", "Went on."), done.result
+    assert host["previous_run"] == first.host["run"] and host["workspace"]["commits"] == 1
+    assert said["session"] == first.result["agent"]["session"] or agent.name == "claude"
+    patch = (world.place(host["run"]) / "workspace.patch").read_text()
+    assert "second line" in patch and "+newmore" in patch, "the work of both is in it"
+
+
+FAILURES = {
+    "401": ("DOUBLE: 401", "failed", "{says_401}"),
+    "500": ("DOUBLE: 500", "failed", ""),
+    "hangs": ("DOUBLE: hang", "timeout", "{host}"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_service_that_fails(world: World, project: Path, agent: Agent, case: str) -> None:
+    directive, outcome, words = FAILURES[case]
+    done = world.agc("--json", "run", f"Try.\n{directive}\n", cwd=project, code=None)
+    assert done.host["outcome"] == outcome, (done.host["reason"], done.host["notes"], done.result["agent"])
+    assert words.format(host=agent.host, says_401=agent.says_401) in done.host["reason"], done.host["reason"]
+    assert done.code == {"failed": 10, "timeout": 11}[outcome]
+
+
+def test_a_service_that_policy_refuses(world: World, keys: dict[str, str], agent: Agent) -> None:
+    assert keys
+    spec = agent.spec + f"egress: {{deny: [{agent.host}]}}\n"
+    refused = world.project(f"refused-{agent.name}", spec)
+    done = world.agc("--json", "run", "Try.", cwd=refused, code=10)
+    assert done.host["outcome"] == "failed" and f"{agent.host} was refused" in done.host["reason"], done.host["reason"]
+
+
+def test_a_run_that_its_user_stops(world: World, project: Path, agent: Agent) -> None:
+    task = "RUN: touch started && sleep 600\n"
+    with world.start("--json", "run", task, cwd=project, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["event"]["type"] == "tool.call":
+                break
+        run = world.agc("--json", "runs", cwd=project).result[0]["run"]
+        assert world.agc("--json", "runs", "stop", run, cwd=project).result["outcome"] == "interrupted"
+        last = json.loads(process.stdout.read().splitlines()[-1])["result"]
+    assert (last["host"]["outcome"], last["host"]["basis"], process.returncode) == ("interrupted", "host", 130)
+    assert last["host"]["versions"]["agent"] == agent.name
+    assert last["host"]["workspace"]["files_changed"] == 1, "what it had done is kept"
