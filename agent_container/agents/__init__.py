@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_container.agents import claude, codex, demo
+from agent_container.agents import claude, codex, demo, gemini, opencode, pi
 from agent_container.agents.own import own_profile
 from agent_container.agents.profile import AgentProfile, HomeFile, Launch, StreamParser, Work
 from agent_container.errors import SpecError
@@ -10,7 +10,10 @@ from agent_container.spec import OwnAgent, ProjectSpec
 
 __all__ = ["PROFILES", "AgentProfile", "HomeFile", "Launch", "StreamParser", "Work", "profile_of"]
 
-PROFILES: dict[str, AgentProfile] = {profile.name: profile for profile in (claude.PROFILE, codex.PROFILE, demo.PROFILE)}
+PROFILES: dict[str, AgentProfile] = {
+    profile.name: profile
+    for profile in (claude.PROFILE, codex.PROFILE, gemini.PROFILE, opencode.PROFILE, pi.PROFILE, demo.PROFILE)
+}
 
 
 def profile_of(spec: ProjectSpec) -> AgentProfile:

@@ -21,7 +21,7 @@ from agent_container.tally import Tally
 
 STREAMS = Path(__file__).parent / "streams"
 HOST = HostsView(elapsed_s=5, time_s=100, silent_s=1, idle_s=50)
-GOOD, BAD = Outcome.SUCCEEDED, Outcome.FAILED
+GOOD, BAD, LIMIT = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.BUDGET
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,10 @@ class Case:
     signal: str | None = None
 
 
-OPUS, SONNET = "claude-opus-5-5", "claude-sonnet-5"
+OPUS, SONNET, FLASH = "claude-opus-5-5", "claude-sonnet-5", "gemini-3.8-flash"
+SHELL = "run_shell_command"
+STATUS_0 = "the command exited with status 0"
+NO_RESULT = "the agent exited with status 0 without reporting a result"
 FAILED_MESSAGE = "the agent reported failure: "
 CASES = [
     Case("claude-ok", 0, GOOD, 3, "Changed and committed.", 3, OPUS, 0.002358, {"Bash": 2}),
@@ -63,8 +66,8 @@ CASES = [
          reason=FAILED_MESSAGE + "API Error: 500"),
     Case("claude-blocked", 1, BAD, 0, "Failed to authenticate. API Error: 403 agent-container egress", 1, OPUS,
          errors=1, reason=FAILED_MESSAGE + "Failed to authenticate. API Error: 403 agent-container egress"),
-    Case("claude-max-turns", 1, BAD, 1, "error_max_turns: max_turns", 2, OPUS, 0.000786, {"Bash": 1},
-         reason=FAILED_MESSAGE + "error_max_turns"),
+    Case("claude-max-turns", 1, LIMIT, 1, "error_max_turns: max_turns", 2, OPUS, 0.000786, {"Bash": 1},
+         reason="the agent ended at a limit that it was given: error_max_turns"),
     Case("claude-int", 0, BAD, 2, "error_during_execution: aborted_tools", 4, OPUS, 0.001572, {"Bash": 2}, failed=1,
          remarks=1, reason=FAILED_MESSAGE + "error_during_execution"),
     Case("claude-term", 143, BAD, 2, None, None, OPUS, None, {"Bash": 2}, failed=1, out=2,
@@ -81,6 +84,47 @@ CASES = [
          reason=FAILED_MESSAGE + "unexpected status 403"),
     Case("codex-refused", 1, BAD, 0, "Connection failed: error sending request", errors=1, retries=4,
          reason=FAILED_MESSAGE + "Connection failed"),
+    Case("gemini-ok", 0, GOOD, 4, "Changed and committed.", None, "auto", tools={SHELL: 2}),  # auto asks for a model
+    Case("gemini-resume", 0, GOOD, 3, "resumed", None, "auto", tools={SHELL: 1}),
+    Case("gemini-recovered", 0, GOOD, 1, "recovered", None, FLASH),
+    Case("gemini-tool-error", 0, GOOD, 3, "It failed.", None, FLASH, tools={SHELL: 2}),  # it calls them successes
+    Case("gemini-401", 145, BAD, 0, '[API Error: {"error":{"code":401', None, "auto", errors=1,
+         reason=FAILED_MESSAGE + '[API Error: {"error":{"code":401'),
+    Case("gemini-500", 244, BAD, 0, '[API Error: {"error":{"code":500', None, FLASH, errors=1,
+         reason=FAILED_MESSAGE + '[API Error: {"error":{"code":500'),
+    Case("gemini-blocked", 147, BAD, 0, '[API Error: {"error":{"message":"agent-container egress', None, "auto",
+         errors=1, reason=FAILED_MESSAGE + '[API Error: {"error":{"message":"agent-container egress'),
+    Case("gemini-refused", 1, BAD, 0, "[API Error: exception TypeError: fetch failed", None, "auto", errors=1,
+         reason=FAILED_MESSAGE + "[API Error: exception TypeError: fetch failed"),
+    Case("gemini-int", 0, BAD, 0, None, None, FLASH, tools={SHELL: 2}, reason=NO_RESULT),
+    Case("gemini-term", 0, BAD, 0, None, None, FLASH, tools={SHELL: 2}, reason=NO_RESULT),
+    Case("opencode-ok", 0, GOOD, 3, "Changed and committed.", None, None, 0.001782, {"bash": 2}, reason=STATUS_0),
+    Case("opencode-resume", 0, GOOD, 2, "resumed", None, None, 0.001188, {"bash": 1}, reason=STATUS_0),
+    Case("opencode-denied", 0, GOOD, 2, "It was not allowed.", None, None, 0.001188, {"bash": 1}, failed=1,
+         denials=1, reason=STATUS_0),
+    Case("opencode-tool-error", 0, GOOD, 3, "It failed.", None, None, 0.00091125, {"bash": 2}, failed=2,
+         reason=STATUS_0),
+    Case("opencode-401", 1, BAD, 0, None, errors=1, reason="the agent ended with status 1"),
+    Case("opencode-500", 1, BAD, 0, None, errors=1, reason="the agent ended with status 1"),
+    Case("opencode-blocked", 1, BAD, 0, None, errors=1, reason="the agent ended with status 1"),
+    Case("opencode-int", None, BAD, 1, None, None, None, 0.000594, {"bash": 1}, signal="SIGINT",
+         reason="the agent ended by signal SIGINT"),
+    Case("opencode-term", None, BAD, 1, None, None, None, 0.000594, {"bash": 1}, signal="SIGTERM",
+         reason="the agent ended by signal SIGTERM"),
+    Case("pi-ok", 0, GOOD, 3, "Changed and committed.", 3, "anthropic/claude-opus-4-7", 0.00297, {"bash": 2}),
+    Case("pi-resume", 0, GOOD, 2, "resumed", 2, "anthropic/claude-sonnet-4-5", 0.001188, {"bash": 1}),
+    Case("pi-recovered", 0, GOOD, 1, "recovered", 1, "anthropic/claude-opus-4-7", 0.00099),
+    Case("pi-tool-error", 0, GOOD, 3, "It failed.", 3, "openai/gpt-5.1", 0.0009117, {"bash": 2}, failed=2),
+    Case("pi-401", 0, BAD, 0, '401 {"type":"error"', 0, "anthropic/claude-opus-4-7", 0.0, errors=1,
+         reason=FAILED_MESSAGE + "401"),
+    Case("pi-500", 0, BAD, 0, '500 {"type":"error"', 0, "anthropic/claude-opus-4-7", 0.0, errors=1, retries=4,
+         reason=FAILED_MESSAGE + "500"),
+    Case("pi-blocked", 0, BAD, 0, "403 agent-container egress", 0, "anthropic/claude-sonnet-4-5", 0.0, errors=1,
+         reason=FAILED_MESSAGE + "403 agent-container egress"),
+    Case("pi-int", None, BAD, 2, None, None, "anthropic/claude-opus-4-7", 0.00198, {"bash": 2}, signal="SIGINT",
+         reason="the agent ended by signal SIGINT"),
+    Case("pi-term", 143, BAD, 2, None, None, "anthropic/claude-opus-4-7", 0.00198, {"bash": 2},
+         reason="the agent ended with status 143"),
     Case("codex-int", 1, BAD, 0, None, tools={"command_execution": 2}, reason="the agent ended with status 1"),
     Case("codex-term", None, BAD, 0, None, tools={"command_execution": 2}, signal="SIGTERM",
          reason="the agent ended by signal SIGTERM"),
@@ -110,7 +154,7 @@ def test_a_recording_is_counted_as_what_it_was(case: Case) -> None:
     assert (view.model, view.turns) == (case.model, case.turns)
     out = 15 * case.answers if case.out is None else case.out
     assert view.tokens == Tokens(input=150 * case.answers, output=out, cached=30 * case.answers)
-    assert view.cost_usd == (pytest.approx(case.cost) if case.cost else None)
+    assert view.cost_usd == (None if case.cost is None else pytest.approx(case.cost))
     if case.message is None:
         assert view.final_message is None
     else:
