@@ -644,10 +644,19 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = do_OPTIONS = do_PATCH = work
 
 
+class Server(ThreadingHTTPServer):
+    """Serves on loopback; a client that leaves is nothing to report."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="the model services' double, on loopback")
     parser.add_argument("--port", type=int, default=8000)
-    ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Handler).serve_forever()
+    Server(("127.0.0.1", parser.parse_args().port), Handler).serve_forever()
 
 
 if __name__ == "__main__":
