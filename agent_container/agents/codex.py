@@ -61,6 +61,7 @@ metrics_exporter = "none"
 [features]
 api_key_model_discovery = false
 apps = false
+daemon_auto_start = false  # its interface would copy the program into HOME and leave it running
 plugins = false
 unbounded_connection_retries = false
 
