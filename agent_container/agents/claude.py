@@ -36,6 +36,7 @@ MAX_REMEMBERED = 10_000
 _ENVIRONMENT = (
     ("API_TIMEOUT_MS", "120000"),  # for a host that takes a request and says nothing; the default is ten minutes
     ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
+    ("CLAUDE_CODE_DISABLE_OFFICIAL_MARKETPLACE_AUTOINSTALL", "1"),  # github.com and downloads.claude.ai at each start
     ("CLAUDE_CODE_MAX_RETRIES", "5"),  # 20 s of 500s or of refused connections; the default of ten takes three minutes
     ("DISABLE_AUTOUPDATER", "1"),
 )
