@@ -124,6 +124,8 @@ class AgentResult(_Event):
     ok: bool
     text: str = ""
     turns: int | None = None
+    budget: bool = False
+    """Whether it ended because of a limit that it had been given."""
 
 
 class EgressDenied(_Event):

@@ -32,6 +32,7 @@ from agent_container.stack_agent import WORKSPACE
 
 PROGRAM = "/usr/local/bin/claude"
 MAX_REMEMBERED = 10_000
+BUDGETS = frozenset({"error_max_turns", "error_max_budget_usd"})
 
 _ENVIRONMENT = (
     ("API_TIMEOUT_MS", "120000"),  # for a host that takes a request and says nothing; the default is ten minutes
@@ -49,7 +50,9 @@ def _options(work: Work) -> tuple[str, ...]:
 
 def _headless(work: Work) -> Launch:
     argv = (PROGRAM, "-p", "--output-format", "stream-json", "--verbose", *_options(work))
-    return Launch(argv=argv, stdin=work.task.encode())
+    limits = (("--max-turns", work.turns), ("--max-budget-usd", work.cost_usd))
+    given = tuple(f"{flag}={amount}" for flag, amount in limits if amount is not None)
+    return Launch(argv=(*argv, *given), stdin=work.task.encode())
 
 
 def _interactive(work: Work) -> Launch:
@@ -164,7 +167,9 @@ class ClaudeStream:
         yield self._spent
         ok = row.get("subtype") == "success" and row.get("is_error") is False
         ending = ": ".join(filter(None, (text(row, "subtype"), text(row, "terminal_reason"))))
-        yield AgentResult(ok=ok, text=text(row, "result") or ("" if ok else ending), turns=count(row, "num_turns"))
+        words = text(row, "result") or ("" if ok else ending)
+        budget = text(row, "subtype") in BUDGETS
+        yield AgentResult(ok=ok, text=words, turns=count(row, "num_turns"), budget=budget)
 
     def _add(self, models: dict[str, object]) -> None:
         """Adds what each model has used; subagents and titles are in it."""
@@ -192,5 +197,6 @@ PROFILE = AgentProfile(
     environment=_ENVIRONMENT,
     home=_home,
     keeps=(".claude/projects",),
+    reports_cost=True,
     stop_signal="INT",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from agent_container import __version__
@@ -29,8 +29,10 @@ from agent_container.sandbox.turn import HostsView, TurnEnd, end_of
 from agent_container.session import SessionState
 from agent_container.tally import Tally
 from agent_container.workspace.transfer import Work
+from agent_egress.budget import BYTES, REQUESTS
 
 NOTED_SKEW_S = 60.0
+BUDGET_RULES = (BYTES, REQUESTS)
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Seen:
 
 def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen) -> RunRecord:
     """The record of a run whose session has ended."""
-    end = closing.end or end_by_spool(state, closing.profile, tally, ended=closing.ended)
+    end = within_budget(closing.end or end_by_spool(state, closing.profile, tally, ended=closing.ended), seen.egress)
     images = dict(state.images)
     left = seen.work.left_behind if seen.work is not None else ()
     skew = _skew(state, tally)
@@ -104,6 +106,14 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
         ),
         agent=tally.view(),
     )
+
+
+def within_budget(end: TurnEnd, egress: Egress) -> TurnEnd:
+    """An agent that failed after the sidecar had refused it for its budget failed for that, whatever it says."""
+    spent = next((row for row in egress.refusals if row.rule.startswith(BUDGET_RULES)), None)
+    if spent is None or end.outcome is not Outcome.FAILED:
+        return end
+    return replace(end, outcome=Outcome.BUDGET, reason=f"{spent.rule}; {end.reason}")
 
 
 def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally, *, ended: datetime) -> TurnEnd:

@@ -308,6 +308,10 @@ def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None, host
             return TurnEnd(Outcome.FAILED, words, code, signal)
         case _:
             pass
+    if result is not None and result.budget and not result.ok:
+        return TurnEnd(
+            Outcome.BUDGET, f"the agent ended at a limit that it was given: {result.text[:200]}", code, signal
+        )
     if code == 0 and result is not None and result.ok:
         return TurnEnd(Outcome.SUCCEEDED, "the agent reported success and exited with status 0", code)
     if code == 0 and not profile.has_result:

@@ -23,7 +23,7 @@ from agent_egress.resolved import Resolved
 from agent_egress.rules import Policy
 from agent_egress.squidline import LineRefused, Question, answer, parse_question, seen_headers
 from agent_egress.swap import Secret, SecretRefused, Vault
-from agent_egress.transfers import Transfers
+from agent_egress.transfers import AccessLog, Transfers
 from agent_egress.verdicts import WORDS_GARBLED, WORDS_NO_RECEIPT, Verdict, judge, refuse_spent
 from agent_egress.wire import Peer, WireError, decode, encode, harden, parse_roles, serve_lines
 
@@ -56,7 +56,7 @@ class Decider:
         self._resolved = Resolved()
         self._counts: Counter[str] = Counter()
         self._spending = Spending(limits)
-        self.transfers = Transfers(self._moved)
+        self.transfers = Transfers(self._write_moved, moved=self._spending.moved)
 
     def admits(self, uid: int) -> bool:
         """Whether a peer of this uid may speak at all."""
@@ -116,9 +116,7 @@ class Decider:
             self._spending.count(receipt)
         return verdict
 
-    def _moved(self, receipts: list[Fields]) -> None:
-        for receipt in receipts:
-            self._spending.count(receipt)
+    def _write_moved(self, receipts: list[Fields]) -> None:
         self._ledger.append(receipts, lambda _: None)
 
     def _count(self, receipts: Sequence[Fields]) -> None:
@@ -214,13 +212,13 @@ async def serve(options: argparse.Namespace, *, headers: Sequence[str], limits: 
         roles=parse_roles(options.peer, ROLES),
         limits=limits,
     )
-    address = (identity.LOOPBACK4, options.access_port)
-    await loop.create_datagram_endpoint(lambda: decider.transfers, local_addr=address)
+    access = await loop.create_server(lambda: AccessLog(decider.transfers), identity.LOOPBACK4, options.access_port)
     canary = await asyncio.start_server(decider.serve_canary, identity.LOOPBACK4, options.canary_port)
     server = await serve_lines(options.socket, on_lines=decider.on_lines, admit=decider.admits)
     await stop.wait()
     server.close()
     canary.close()
+    access.close()
 
 
 def main(argv: list[str] | None = None) -> None:

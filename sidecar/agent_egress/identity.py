@@ -25,7 +25,7 @@ INTERCEPT_HTTP_PORT = 3129
 INTERCEPT_TLS_PORT = 3130
 CANARY_PORT = 3131
 ACCESS_PORT = 3132
-"""UDP: squid tells the policy process how much every transaction moved."""
+"""squid tells the policy process how much every transaction moved."""
 DNS_PORT = 3053
 UNBOUND_PORT = 3054
 LOOPBACK4 = "127.0.0.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import subprocess
 from collections.abc import Iterator
@@ -162,3 +163,24 @@ def test_a_run_that_its_user_stops(world: World, project: Path, agent: Agent) ->
     assert (last["host"]["outcome"], last["host"]["basis"], process.returncode) == ("interrupted", "host", 130)
     assert last["host"]["versions"]["agent"] == agent.name
     assert last["host"]["workspace"]["files_changed"] == 1, "what it had done is kept"
+
+
+MANY = "".join(f"RUN: echo {number}\n" for number in range(8))
+BUDGETS = {
+    "requests, counted by the sidecar": ("model_requests: 3", "limits.model_requests"),
+    "bytes, counted by the sidecar": ("model_bytes: 40k", "limits.model_bytes"),
+    "turns, by its own count": ("turns: 3", "limits.turns|limit that it was given"),
+}
+
+
+@pytest.mark.parametrize("case", BUDGETS)
+def test_a_budget_ends_the_run(world: World, keys: dict[str, str], agent: Agent, case: str) -> None:
+    assert keys
+    limit, words = BUDGETS[case]
+    spec = agent.spec.replace("idle: 40s", f"idle: 40s, {limit}")
+    project = world.project(f"budget-{agent.name}-{limit[:8].strip(':')}-{case[:5].strip(',')}", spec)
+    done = world.agc("--json", "run", MANY, cwd=project, code=12)
+    assert done.host["outcome"] == "budget" and re.search(words, done.host["reason"]), done.host["reason"]
+    calls = sum(row["calls"] for row in done.result["agent"]["tool_calls"])
+    assert 0 < calls < 8, done.result["agent"]
+    assert done.host["egress"]["verified"] == "verified"

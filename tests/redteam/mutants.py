@@ -64,7 +64,7 @@ def _without_sysctl(name: str) -> Callable[[Container], Container]:
 
 _OUTPUT = "    type filter hook output priority 0; policy drop;\n"
 _REFUSED = "  chain refused {\n"
-_PRIVATE = "th dport { 3129, 3130, 3131, 3054 } goto refused"
+_PRIVATE = "th dport { 3129, 3130, 3131, 3132, 3054 } goto refused"
 _DOCKER_CAPS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "NET_RAW", "SETGID", "SETPCAP", "SETUID")
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -111,6 +111,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _nft("unbound's port is open", _PRIVATE, _PRIVATE.replace(", 3054", ""), "lookup_past_the_filter", "outside_query"),
     _nft("squid's intercept ports are open", _PRIVATE, _PRIVATE.replace("3129, 3130, ", ""), "private_ports"),
     _nft("the canary's far end is open", _PRIVATE, _PRIVATE.replace(", 3131", ""), "private_ports"),
+    _nft("the access log takes anybody's word", _PRIVATE, _PRIVATE.replace(", 3132", ""), "forge_transfers"),
     Mutant(
         "the kernel has no floor, and squid is taken over",
         ("private_and_metadata",),

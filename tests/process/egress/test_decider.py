@@ -595,17 +595,30 @@ def test_a_hung_audit_writer_is_a_denial_within_the_deadline(sidecar: Sidecar) -
         peer.close()
 
 
+def access_log(sidecar: Sidecar) -> socket.socket:
+    """squid's connection for its log."""
+    return socket.create_connection(("127.0.0.1", int((sidecar.root / "access-port").read_text())))
+
+
+def test_a_line_without_an_end_is_not_squids(sidecar: Sidecar) -> None:
+    start_decider(sidecar)
+    with access_log(sidecar) as sock:
+        sock.settimeout(60)
+        with pytest.raises(OSError):
+            for _ in range(1000):
+                sock.sendall(b"x" * 65536)
+
+
 def test_transfers_become_receipts_and_nothing_else_does(sidecar: Sidecar) -> None:
     sidecar.start_audit()
     start_decider(sidecar)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect(("127.0.0.1", int((sidecar.root / "access-port").read_text())))
-        sock.send(b"GET TCP_MISS api.test 443 100 2000\nPOST TCP_MISS API.test. 443 50 1\n")
-        sock.send(b"CONNECT TCP_TUNNEL ok.test 443 700 900\n")
-        sock.send(b"CONNECT NONE_NONE api.test 443 9 9\n")  # its requests are counted one by one
-        sock.send(b"GET TCP_DENIED canary.agent-container.invalid 3131 9 9\n")
-        for junk in (b"", b"\xff" * 900, b"GET TCP_MISS api.test 443 -1 1\n", b"GET TCP_MISS a..b 443 1 1\n"):
-            sock.send(junk)
+    with access_log(sidecar) as sock:
+        sock.sendall(b"GET TCP_MISS api.test 443 100 2000\nPOST TCP_MISS API.test. 44")
+        sock.sendall(b"3 50 1\nCONNECT TCP_TUNNEL ok.test 443 700 900\n")
+        sock.sendall(b"CONNECT NONE_NONE api.test 443 9 9\n")  # its requests are counted one by one
+        sock.sendall(b"GET TCP_DENIED canary.agent-container.invalid 3131 9 9\n")
+        for junk in (b"\n", b"\xff" * 900 + b"\n", b"GET TCP_MISS api.test 443 -1 1\n", b"GET TCP_MISS a..b 443 1 1\n"):
+            sock.sendall(junk)
     until(lambda: len(sidecar.receipts("transfer")) == 2)
     found = [(r["host"], r["port"], r["requests"], r["up"], r["down"]) for r in sidecar.receipts("transfer")]
     assert found == [("api.test", 443, 2, 150, 2001), ("ok.test", 443, 1, 700, 900)]
@@ -642,13 +655,11 @@ def test_the_last_request_of_the_budget_goes_out_and_no_further_one(sidecar: Sid
 def test_bytes_to_and_from_the_model_are_a_budget_too(sidecar: Sidecar) -> None:
     squid = limited(sidecar, bytes=1000)
     assert squid.ask(MODEL).startswith("0 OK")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect(("127.0.0.1", int((sidecar.root / "access-port").read_text())))
-        sock.send(b"CONNECT TCP_TUNNEL ok.test 443 70000 90000\nGET TCP_MISS api.test 443 100 899\n")
-        assert operate(sidecar, {"op": "flush"})["ok"] is True
+    with access_log(sidecar) as sock:
+        sock.sendall(b"CONNECT TCP_TUNNEL ok.test 443 70000 90000\nGET TCP_MISS api.test 443 100 899\n")
         until(lambda: bool(sidecar.receipts("transfer")))
         assert squid.ask(MODEL).startswith("0 OK")
-        sock.send(b"GET TCP_MISS api.test 443 1 0\n")
+        sock.sendall(b"GET TCP_MISS api.test 443 1 0\n")
         until(lambda: len(sidecar.receipts("transfer")) == 3)
     assert "limits.model_bytes: all 1000 bytes are used" in squid.ask(MODEL)
     squid.close()
