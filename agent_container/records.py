@@ -156,6 +156,8 @@ class Egress(_Noun):
     chain_length: int = 0
     sealed: bool = False
     verified: Literal["verified", "tampered", "unverifiable", "not-checked"] = "not-checked"
+    """How the chain was found when this was recorded. Whether the record is still what was written is not for the
+    record to say."""
 
 
 class Check(_Noun):
@@ -285,13 +287,13 @@ def basis_of(outcome: Outcome) -> Basis:
     return Basis.AGENT if outcome in _AGENTS_WORD else Basis.HOST
 
 
-def parse_record(body: bytes, *, origin: str) -> RunRecord:
+def parse_record(body: bytes, *, origin: str, hint: str | None = None) -> RunRecord:
     """The record that `encode` wrote. Raises StoreError naming `origin` when it is not one."""
     try:
         return RunRecord.model_validate_json(body)
     except ValidationError as bad:
         details = [f"{'.'.join(map(str, row['loc'])) or 'file'}: {row['msg']}" for row in bad.errors()]
-        raise StoreError(f"{origin} is not a record of schema {SCHEMA}", details=details) from bad
+        raise StoreError(f"{origin} is not a record of schema {SCHEMA}", details=details, hint=hint) from bad
 
 
 def record_schema() -> dict[str, object]:

@@ -23,7 +23,7 @@ from agent_container.records import RunRecord, parse_record
 from agent_container.session import SessionState
 from agent_container.store import RunPlace, Store
 from agent_container.store.writer import read_file
-from agent_container.verify import VERIFIED, VerifyResult, verify_run
+from agent_container.verify import TAMPERED, VERIFIED, VerifyResult, check_files, verify_run
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 MAX_WARNINGS = 50
@@ -43,8 +43,19 @@ class RunRow:
     duration_s: float | None
     denied: int
     verified: str
+    """How the chain was found when the run was recorded; what is true now is for `runs verify`."""
     task: str
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FilesNow:
+    """Whether the record's files are still those that the host signed; what the record says of its own chain was true
+    when it was written, and is no answer to that."""
+
+    state: Literal["as-recorded", "changed", "cannot-be-told"]
+    count: int
+    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class RunDetail:
     record: RunRecord
     warnings: tuple[str, ...]
     """Lines that could not be read, files that were refused, records that were lost."""
+    files: FilesNow
 
 
 @dataclass(frozen=True)
@@ -115,7 +127,8 @@ def show_run(context: Context, run: str | None) -> RunDetail:
     """One run's record, and everything about it that its reader should know first."""
     place = resolve_run(context, run)
     record = load_record(place)
-    return RunDetail(run=place.run_id, path=place.path, record=record, warnings=tuple(_warnings(place, record)))
+    warnings = tuple(_warnings(place, record))
+    return RunDetail(place.run_id, place.path, record, warnings, files=_files_now(context.store, place))
 
 
 def run_events(context: Context, run: str | None) -> Iterator[Event]:
@@ -193,7 +206,9 @@ def load_record(place: RunPlace) -> RunRecord:
         raise StoreError(
             f"the record of run {place.run_id} has no {RECORD}", hint=f"agent-container runs verify {place.run_id}"
         )
-    return parse_record(body, origin=str(place.path / RECORD))
+    return parse_record(
+        body, origin=str(place.path / RECORD), hint=f"what else is amiss: agent-container runs verify {place.run_id}"
+    )
 
 
 def read_events(place: RunPlace) -> Iterator[Event]:
@@ -219,6 +234,15 @@ def _warnings(place: RunPlace, record: RunRecord) -> Iterator[str]:
         yield f"and {len(bad) - MAX_WARNINGS} more lines that could not be read"
     if record.host.clock_skew_s is not None:
         yield f"the container's clock was {record.host.clock_skew_s:+.0f} s off"
+
+
+def _files_now(store: Store, place: RunPlace) -> FilesNow:
+    found = check_files(place.path, host_key=store.host_key.published())
+    states: dict[int, Literal["as-recorded", "changed"]] = {VERIFIED: "as-recorded", TAMPERED: "changed"}
+    words = [f"{row.where}: {row.detail}" for row in found.findings]
+    if len(words) > MAX_WARNINGS:
+        words[MAX_WARNINGS:] = [f"and {len(words) - MAX_WARNINGS} more"]
+    return FilesNow(states.get(found.exit_code, "cannot-be-told"), found.counts.files, tuple(words))
 
 
 def _recorded_row(place: RunPlace) -> RunRow:

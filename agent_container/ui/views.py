@@ -41,6 +41,12 @@ _STATE_STYLE = {
     "budget": WARN,
 }
 
+_FILES_NOW = {
+    "as-recorded": "as they were recorded ({count} files, the host's signature)",
+    "changed": "CHANGED since they were recorded",
+    "cannot-be-told": "cannot be told whether they are as they were recorded",
+}
+
 
 def show_runs(ui: Ui, rows: Sequence[RunRow]) -> None:
     """`runs ls`."""
@@ -67,11 +73,25 @@ def show_runs(ui: Ui, rows: Sequence[RunRow]) -> None:
 
 
 def show_run_detail(ui: Ui, detail: RunDetail, events: Iterable[Event] = ()) -> None:
-    """`runs show`: the summary, then the last events, then what its reader should know."""
+    """`runs show`: what was changed since, the summary, the last events, then what its reader should know."""
+    now = detail.files
+    if now.state == "changed":
+        ui.text("CHANGED since it was recorded: what follows is what the files say now", style=BAD)
+        for finding in now.findings:
+            ui.text(f"  {finding}", style=BAD)
     show_summary(ui, detail.record)
     show_timeline(ui, events)
     ui.heading("record")
     ui.text(str(detail.path))
+    ui.fields(
+        [
+            ("files now", _FILES_NOW[now.state].format(count=now.count)),
+            ("full check", f"agent-container runs verify {detail.run}"),
+        ]
+    )
+    if now.state == "cannot-be-told":
+        for finding in now.findings:
+            ui.warn(finding)
     for warning in detail.warnings:
         ui.warn(warning)
 
@@ -229,7 +249,7 @@ def _show_egress(ui: Ui, record: RunRecord) -> None:
             ("names refused", str(egress.lookups_denied) if egress.lookups_denied else ""),
             ("packets dropped", str(egress.packets_dropped) if egress.packets_dropped else ""),
             ("receipts", f"{egress.chain_length or egress.receipts}, {'sealed' if egress.sealed else 'not sealed'}"),
-            ("chain", egress.verified),
+            ("chain", f"{egress.verified.replace('-', ' ')} when it was recorded"),
         ]
     )
     if egress.top_hosts:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import tarfile
@@ -29,6 +30,8 @@ from agent_container.frames import BadLine
 from agent_container.project import find_project
 from agent_container.session import Phase, SessionState
 from agent_container.store import VerifiedHead
+from agent_container.ui import Ui
+from agent_container.ui.views import show_run_detail
 from agent_container.verify import verify_run
 from tests.support import records
 from tests.support.records import KEY, RUN, SPOOL, chain_of, file_tar, publish_run, source, tar_of
@@ -144,6 +147,25 @@ class TestShow:
             "raw.jsonl line 7: not-utf8, 3 bytes kept as they are",
             "the container's clock was -7200 s off",
         )
+
+    @pytest.mark.parametrize("name", [RECEIPTS, RAW, "record.json", "events.jsonl", "manifest.json"])
+    def test_a_record_that_was_changed_since_says_so_first(self, context: Context, name: str) -> None:
+        path = publish_run(context.store).place.path
+        assert show_run(context, RUN).files.state == "as-recorded"
+        body = (path / name).read_bytes()
+        changed = body.replace(b"20261129-153359", b"20261129-153358") if name == "manifest.json" else body + b"\n"
+        (path / name).write_bytes(changed)
+        detail = show_run(context, RUN)
+        assert detail.files.state == "changed"
+        assert detail.files.findings[0].startswith(f"{name}: ")
+        out = io.StringIO()
+        show_run_detail(Ui(stdout=out, stderr=io.StringIO(), environ={}), detail)
+        assert out.getvalue().startswith("CHANGED since it was recorded")
+        assert f"agent-container runs verify {RUN}" in out.getvalue()
+
+    def test_a_record_without_its_manifest_cannot_be_told(self, context: Context) -> None:
+        (publish_run(context.store).place.path / "manifest.json").unlink()
+        assert show_run(context, RUN).files.state == "cannot-be-told"
 
     def test_events_and_raw(self, context: Context) -> None:
         publish_run(context.store)

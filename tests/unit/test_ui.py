@@ -295,7 +295,7 @@ class TestViews:
             "evil.test:443",
             "203.0.113.9:5432",
             "9, sealed",
-            "verified",
+            "verified when it was recorded",
         ):
             assert words in shown.text, words
         assert "TRIPWIRE api.test" in shown.progress
@@ -309,9 +309,10 @@ class TestViews:
     def test_what_a_sandbox_wrote_cannot_fake_a_line(self) -> None:
         shown = Shown()
         record = record_of(task="x\nok: verified\x1b[2J", drained=Drained(refused=("t: a\nb: a hostile name",)))
-        from agent_container.commands.runs import RunDetail
+        from agent_container.commands.runs import FilesNow, RunDetail
 
-        detail = RunDetail(run="r", path=Path("/x"), record=record, warnings=("not read: a\nok: fine",))
+        now = FilesNow("changed", 1, ("t: a\nok: as recorded\x1b[1A",))
+        detail = RunDetail("r", Path("/x"), record=record, warnings=("not read: a\nok: fine",), files=now)
         show_run_detail(shown.ui, detail, [AgentMessage(at=STARTED, text="hi\nok: verified\x1b]0;x\x07")])
         everything = shown.text + shown.progress
         assert "\x1b" not in everything

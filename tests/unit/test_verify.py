@@ -114,6 +114,7 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
     "the manifest's head": (edit_json(MANIFEST, lambda row: row["chain"].update(length=3)), "signature"),
     "the manifest's digests": (edit_json(MANIFEST, lambda row: row["files"].pop(RAW)), "signature"),
     "no signature": (edit_json(MANIFEST, lambda row: row.update(signature="")), "signature"),  # type: ignore[arg-type]
+    "a host key that is none": (edit_json(MANIFEST, lambda row: row.update(host_key="x")), "signature"),  # type: ignore[arg-type]
     "a manifest that is no JSON": (edit(MANIFEST, lambda body: body[:-9]), "manifest"),
     "a key in the manifest that is no key": (edit_json(MANIFEST, lambda row: row["chain"].update(key="xyz")), "key"),
     "another chain key in the manifest": (edit_json(MANIFEST, lambda row: row["chain"].update(key="00" * 32)), "key"),
