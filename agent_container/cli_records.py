@@ -56,19 +56,23 @@ def runs_logs(
     run: RunArgument = None,
     raw: Annotated[bool, typer.Option("--raw", help="The agent's own stream, as it came.")] = False,
 ) -> None:
-    """A run's events, one a line."""
+    """A run's events, one a line; of one that is under way, those up to now."""
+    from agent_container.commands.logs import events_so_far, find_under_way, raw_so_far
     from agent_container.commands.runs import run_events, run_raw
 
+    context, live = CALL.context, find_under_way(CALL.context, run)
     if raw:
-        for piece in run_raw(CALL.context, run):
+        for piece in raw_so_far(context, live) if live else run_raw(context, run):
             CALL.ui.raw(piece)
         return
     count = 0
-    for event in run_events(CALL.context, run):
+    for event in events_so_far(context, live) if live else run_events(context, run):
         count += 1
         _stream(event, "runs logs")
+    if live:
+        CALL.ui.info(f"run {live.id} is still under way; to follow it: agent-container runs attach {live.id}")
     if CALL.json:
-        CALL.ui.result({"events": count}, command="runs logs")
+        CALL.ui.result({"events": count, "under_way": live is not None}, command="runs logs")
 
 
 @runs_app.command("attach")

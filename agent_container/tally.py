@@ -60,8 +60,8 @@ class Tally:
         self.duration_s = 0.0
         self.first_wall_ms: int | None = None
 
-    def events(self, chunks: Iterable[bytes]) -> Iterator[Event]:
-        """The events of a spool given in chunks cut anywhere."""
+    def events(self, chunks: Iterable[bytes], *, goes_on: bool = False) -> Iterator[Event]:
+        """The events of a spool given in chunks cut anywhere; of one that `goes_on`, half a line is left out."""
         for frame in parse_frames(chunks):
             if isinstance(frame, BadLine):
                 self.bad_lines += 1
@@ -69,7 +69,7 @@ class Tally:
                 yield Evidence(source="spool", line=frame.line, kind=frame.kind, size=frame.size, head=head)
                 continue
             yield from self._frame(frame)
-        for channel in self._splitters:
+        for channel in () if goes_on else self._splitters:
             yield from self._lines(channel, lambda splitter: splitter.finish(), None)
 
     def _frame(self, frame: Frame) -> Iterator[Event]:

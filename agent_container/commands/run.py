@@ -193,6 +193,7 @@ def _turn(
         on_event=on_event,
         stop=stop,
         stop_requested=lambda: ctx.store.sessions.stop_requested(session),
+        now=ctx.now,
     )
     try:
         with RunnerClient.connect(ctx.engine, agent) as runner:

@@ -95,6 +95,7 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
         on_event=on_event,
         stop=lambda: None,
         stop_requested=lambda: ctx.store.sessions.stop_requested(state.id),
+        now=ctx.now,
     )
     try:
         with ctx.store.sessions.lock(state.id, doing="runs attach", wait_s=0):

@@ -120,7 +120,7 @@ def resolve_run(context: Context, run: str | None) -> RunPlace:
                 return standing[0]
             if not under_way:
                 raise
-            raise _no_record_yet(store, under_way[0]) from unknown
+            raise no_record_yet(store, under_way[0]) from unknown
 
 
 def show_run(context: Context, run: str | None) -> RunDetail:
@@ -308,7 +308,8 @@ def _session_row(store: Store, session: SessionState) -> RunRow:
     )
 
 
-def _no_record_yet(store: Store, run: str) -> NotRunning:
+def no_record_yet(store: Store, run: str) -> NotRunning:
+    """Why an unfinished run has no record, and what to type."""
     owner = store.sessions.owner(run)
     if owner is not None:
         return NotRunning(

@@ -132,9 +132,17 @@ class RunnerClient:
 
     def works(self, turn: str) -> bool:
         """Whether the runner has this turn and has not seen its end."""
+        return any(row.get("state") != "ended" for row in self._turns(turn))
+
+    def frames_of(self, turn: str) -> int:
+        """How many frames of this turn are kept by now; none of one that was drained."""
+        counts = [row.get("seq") for row in self._turns(turn) if not row.get("acknowledged")]
+        return max((count for count in counts if isinstance(count, int)), default=0)
+
+    def _turns(self, turn: str) -> list[dict[str, object]]:
         rows = self.status().get("turns")
         known = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-        return any(row.get("turn") == turn and row.get("state") != "ended" for row in known)
+        return [row for row in known if row.get("turn") == turn]
 
     def status(self) -> dict[str, object]:
         """Turns and ptys that the runner knows."""

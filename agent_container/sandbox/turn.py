@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from agent_container.agents import AgentProfile
 from agent_container.agents.profile import Channel
@@ -69,6 +70,16 @@ class TurnWatch:
     """Why the turn is to end now, as a signal to this process said; None while it may go on."""
     stop_requested: Callable[[], bool]
     """Whether another process asked for its end."""
+    now: Callable[[], datetime]
+    """The host's clock: when an event arrived."""
+    told: int = 0
+    """How many events were passed on."""
+
+    def tell(self, event: Event) -> None:
+        """Passes an event on with its number, from 1, and the moment of its arrival. A run's record counts anew: there
+        the start and the sidecar's refusals are among them."""
+        self.told += 1
+        self.on_event(event.model_copy(update={"seq": self.told, "at": event.at or self.now()}))
 
 
 class _Ended(Exception):
@@ -93,7 +104,7 @@ class _Progress:
         self._parser = watch.profile.parser()
         self._out = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
         self._err = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
-        self._on_event = watch.on_event
+        self._tell = watch.tell
         self._only_retries = False
 
     def take(self, frame: Frame) -> None:
@@ -117,7 +128,7 @@ class _Progress:
         self._only_retries = bool(events) and all(isinstance(e, AgentError) and e.retrying for e in events)
         for event in events:
             self._count(event)
-            self._on_event(event)
+            self._tell(event)
 
     def _count(self, event: Event) -> None:
         match event:
@@ -220,7 +231,7 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
 def _ask_to_stop(watch: TurnWatch, progress: _Progress, end: TurnEnd) -> None:
     """Over a conversation of its own: the one that streams is busy."""
     progress.asked_to_stop, progress.asked_at = end, time.monotonic()
-    watch.on_event(RunNote(text=f"ending the agent: {end.reason}; its work and its record come next"))
+    watch.tell(RunNote(text=f"ending the agent: {end.reason}; its work and its record come next"))
     with contextlib.suppress(EngineError), RunnerClient.connect(watch.engine, watch.agent) as runner:
         if watch.profile.stop_signal == "INT":
             runner.interrupt(watch.turn, reason=end.reason)

@@ -133,7 +133,15 @@ def test_a_detached_run_is_followed_listed_and_stopped(world: World) -> None:
     world.agc("runs", "show", run, cwd=project, code=4)
     with world.start("--json", "runs", "attach", run, cwd=project, stdout=subprocess.PIPE) as follower:
         assert follower.stdout is not None
-        assert json.loads(follower.stdout.readline())["event"]["type"] == "agent.session"
+        first = json.loads(follower.stdout.readline())["event"]
+        assert (first["type"], first["seq"]) == ("agent.session", 1)
+        assert first["at"] is not None
+        so_far = world.agc("--json", "runs", "logs", run, cwd=project).lines
+        assert [line["event"]["type"] for line in so_far[:2]] == ["run.started", "agent.session"]
+        assert [line["event"]["seq"] for line in so_far[:-1]] == list(range(1, len(so_far)))
+        assert so_far[-1]["result"] == {"events": len(so_far) - 1, "under_way": True}
+        assert f"runs attach {run}" in world.agc("runs", "logs", cwd=project).err.decode()
+        assert b'"ch":"stdout"' in world.agc("runs", "logs", "--raw", cwd=project).out
         stopped = world.agc("--json", "runs", "stop", run[:18], cwd=project).result
         assert stopped == {"run": run, "outcome": "interrupted"}
         last = json.loads(follower.stdout.read().splitlines()[-1])

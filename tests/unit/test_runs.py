@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_container.commands.context import Context
+from agent_container.commands.logs import events_so_far, find_under_way
 from agent_container.commands.runs import (
     export_run,
     list_runs,
@@ -127,6 +128,23 @@ class TestResolve:
         publish_run(context.store)
         with pytest.raises(UsageError):
             show_run(context, name)
+
+
+class TestLogs:
+    def test_a_run_under_way_is_found_by_name_or_as_the_newest(self, context: Context) -> None:
+        publish_run(context.store)
+        assert find_under_way(context, None) is None
+        open_session(context, SECOND)
+        named = {name: find_under_way(context, name) for name in (None, SECOND, SECOND[:12], RUN, "", "20261")}
+        assert [state is not None for state in named.values()] == [True, True, True, False, False, False]
+
+    def test_one_without_a_sandbox_says_what_to_type_and_nothing_before(self, context: Context) -> None:
+        open_session(context, SECOND)
+        state = find_under_way(context, SECOND)
+        assert state is not None
+        with pytest.raises(NotRunning) as caught:
+            next(events_so_far(context, state))
+        assert caught.value.hint == f"agent-container runs recover {SECOND}"
 
 
 class TestShow:

@@ -1,14 +1,22 @@
-"""What the runner says of a turn's end, and when that is the host's word: a row for each reason that it may give."""
+"""What the runner says of a turn's end, and when that is the host's word: a row for each reason that it may give. And
+how events are passed on while it goes on.
+"""
 
 from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 
 from agent_container.agents.own import own_profile
+from agent_container.engine.protocol import Engine
+from agent_container.events import Event
 from agent_container.frames import Frame
 from agent_container.records import Outcome
-from agent_container.sandbox.turn import HostsView, end_of
+from agent_container.sandbox.turn import HostsView, TurnLimits, TurnWatch, _Progress, end_of
 
+NOW = datetime(2026, 12, 1, tzinfo=UTC)
 PROFILE = own_profile(command=("true",), environment=(), hosts=())
 EARLY = HostsView(elapsed_s=5, time_s=100, silent_s=1, idle_s=50, printed=True)
 LATE = HostsView(elapsed_s=101, time_s=100, silent_s=51, idle_s=50, printed=False)
@@ -31,3 +39,21 @@ CASES = [
 def test_the_runners_word_never_becomes_the_hosts(reason: str, host: HostsView, outcome: Outcome) -> None:
     frame = Frame(1, 1, 0, None, "exit", code=0, reason=reason, detail="interrupted by SIGINT")
     assert end_of(frame, PROFILE, None, host).outcome is outcome
+
+
+def test_events_are_numbered_from_one_and_stamped_as_they_arrive() -> None:
+    seen: list[Event] = []
+    moments = iter(NOW + timedelta(seconds=n) for n in range(9))
+    watch = TurnWatch(
+        engine=cast(Engine, None), egress="", agent="", turn="t", profile=PROFILE, limits=TurnLimits(9, 9),
+        on_event=seen.append, stop=lambda: None, stop_requested=lambda: False, now=lambda: next(moments),
+    )  # fmt: skip
+    progress = _Progress(watch)
+    for number, text in enumerate((b"one\ntw", b"o\n", b"three"), start=1):
+        progress.take(Frame(number, number, 0, None, "stdout", data=text))
+    progress.finish()
+    assert [(event.seq, event.at, getattr(event, "text", "")) for event in seen] == [
+        (1, NOW, "one"),
+        (2, NOW + timedelta(seconds=1), "two"),
+        (3, NOW + timedelta(seconds=2), "three"),
+    ]
