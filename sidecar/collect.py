@@ -100,6 +100,17 @@ def accounts(out: Path, names: dict[int, str]) -> None:
     (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
 
 
+def error_pages(squids: Path, ours: Path, target: Path) -> None:
+    """Puts a short page of our own in the place of every page of squid's: an agent reads them, no browser shows them.
+
+    squid ends at its start for want of a page, whichever it is; those that no request here meets get `other`.
+    """
+    shutil.copytree(squids, target)
+    for page in target.glob("ERR_*"):
+        shutil.copyfile(ours / "other", page)
+    shutil.copytree(ours, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("other"))
+
+
 def main(out: Path) -> None:
     """Fills `out` with the file system of the image."""
     for link in ("bin", "sbin", "lib", "lib64"):
@@ -112,8 +123,7 @@ def main(out: Path) -> None:
         copy_tree(Path(tree), out)
     version = f"python3.{sys.version_info.minor}"
     copy_tree(Path("/usr/lib", version), out)
-    shutil.copytree("/usr/share/squid/errors/templates", out / ERRORS)
-    shutil.copytree("/build/errors", out / ERRORS, dirs_exist_ok=True)
+    error_pages(Path("/usr/share/squid/errors/templates"), Path("/build/errors"), out / ERRORS)
     shutil.copytree("/build/agent_egress", out / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     # The root file system is read-only at run time: without compiled code every start would compile again.
     compileall.compile_dir(

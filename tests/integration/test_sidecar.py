@@ -30,7 +30,7 @@ Report = dict[str, dict[str, object]]
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    with World.up(zone=ZONE, names=NAMES) as found:
+    with World.up(zone={**ZONE, "empty.test": {"TXT": ["no address"]}}, names=NAMES) as found:
         yield found
 
 
@@ -170,6 +170,69 @@ def test_a_refusal_says_who_refused_and_what_its_user_can_type(opened: tuple[Sid
     assert answer.startswith("HTTP/1.1 403 ")
     assert "blocked by policy: blocked.test:80: no rule allows it" in answer
     assert "agent-container egress allow blocked.test" in answer
+
+
+FAULTS = {
+    "a name that does not resolve": ("http://gone.test/", " 503 ", "gone.test does not resolve: "),
+    "a name without an address": ("http://empty.test/", " 503 ", "empty.test does not resolve: "),
+    "a port where nobody listens": ("http://ok.test:9999/", " 503 ", "ok.test port 9999 cannot be reached: (111)"),
+    "a host that hangs up": ("http://ok.test:8443/", " 50", "ok.test "),
+    "a certificate of nobody": ("https://badcert.test/", " 503 ", "TLS with badcert.test port 443 failed: "),
+}
+
+
+FAULTY = Policy(
+    rules=(
+        *POLICY.rules,
+        Rule("allow", "gone.test"),
+        Rule("allow", "empty.test"),
+        Rule("allow", "ok.test", ports=(8443, 9999)),
+    ),
+    credentials=POLICY.credentials,
+)
+
+
+@pytest.fixture
+def faulty(opened: tuple[Sidecar, Agent, Answer]) -> Iterator[Agent]:
+    """An agent that may ask for what then fails."""
+    sidecar, agent, _ = opened
+    assert sidecar.control("policy.put", policy=json.loads(FAULTY.encode()))["ok"]
+    yield agent
+    assert sidecar.control("policy.put", policy=json.loads(POLICY.encode()))["ok"]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_told_from_a_decision_in_its_first_line(faulty: Agent, name: str) -> None:
+    url, status, words = FAULTS[name]
+    scheme, _, host = url.partition("://")
+    if scheme == "http":
+        answer = get(faulty, url)
+    else:
+        name, _, port = host.rstrip("/").partition(":")
+        code = (
+            "from attempts.tools import tunnel\n"
+            f"with tunnel({name!r}, port={port or 443}) as sock:\n"
+            f"    sock.sendall(b'GET / HTTP/1.1\\r\\nHost: {name}\\r\\nConnection: close\\r\\n\\r\\n')\n"
+            "    answer = b''\n"
+            "    while chunk := sock.recv(4096): answer += chunk\n"
+            "    print(answer.decode('latin-1'))"
+        )
+        answer = faulty.run(with_attempts(code))
+    head, _, body = answer.replace("\r\n", "\n").partition("\n\n")
+    assert status in head.splitlines()[0]
+    first, *rest = body.strip().splitlines()
+    assert first.startswith("agent-container: this is NOT a policy decision: ")
+    assert words in first
+    assert (len(rest), "<" in body) == (1, False), body
+
+
+def test_no_page_of_squids_own_is_left(opened: tuple[Sidecar, Agent, Answer]) -> None:
+    code = (
+        "import glob\nfor name in glob.glob('/usr/share/agent-egress/errors/ERR_*'):\n"
+        "    text = open(name).read()\n"
+        "    if '<' in text or len(text.splitlines()) != 2 and '%o' not in text and 'FLOOR' not in name: print(name)"
+    )
+    assert opened[0].execute(code) == ""
 
 
 def test_a_refused_upgrade_is_told_to_do_without(opened: tuple[Sidecar, Agent, Answer]) -> None:
