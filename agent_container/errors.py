@@ -71,6 +71,12 @@ class NotRunning(AgentContainerError):
     exit_code = 4
 
 
+class NoProgram(AgentContainerError):
+    """`exec` was given what the sandbox cannot start; the status is a shell's for it."""
+
+    exit_code = 127
+
+
 class Tampered(AgentContainerError):
     """A record does not verify: something in it was changed."""
 

@@ -11,13 +11,38 @@ from agent_container.commands.context import Context
 from agent_container.commands.resolve import read_project_spec
 from agent_container.commands.standing import examine, must_stand, standing
 from agent_container.commands.up import bring_up
-from agent_container.errors import NotRunning, UsageError
+from agent_container.errors import EngineError, NoProgram, NotRunning, UsageError
 from agent_container.project import find_project
 from agent_container.sandbox.runner import PROGRAM, RunnerClient
 from agent_container.session import SessionState
 from agent_container.stack_agent import WORKSPACE
 
 PTY = "agent"
+CANNOT_START = 9
+LOOK = f"""
+import os, shutil, sys
+name = sys.argv[1]
+path = shutil.which(name)
+if path is None:
+    if "/" not in name:
+        why = "no program of that name is in its PATH"
+    elif os.path.isdir(name):
+        why = "it is a directory"
+    else:
+        why = "it is not executable" if os.path.exists(name) else "there is no such file"
+    print(why)
+    sys.exit({CANNOT_START})
+try:
+    with open(path, "rb") as stream:
+        head = stream.readline(256)
+except OSError:
+    head = b""
+interpreter = head[2:].split()[0] if head[:2] == b"#!" and head[2:].split() else b""
+if interpreter and not os.path.exists(interpreter):
+    print("its interpreter is missing:", os.fsdecode(interpreter))
+    sys.exit({CANNOT_START})
+"""
+CHECK = ("/usr/bin/python3", "-I", "-X", "utf8", "-c", LOOK)
 
 
 def attach_agent(ctx: Context, *, accept: str | None, agent: str | None, mode: str | None) -> int:
@@ -52,7 +77,28 @@ def exec_inside(ctx: Context, argv: tuple[str, ...], *, tty: bool) -> int:
     if standing(ctx, project.id) is None:
         raise NotRunning("this project's environment is not up", hint="agent-container up")
     container = _agent_of(must_stand(ctx, project.id))
+    _check_program(ctx, container, argv[0])
     return ctx.engine.interactive(container, argv, tty=tty)
+
+
+def _check_program(ctx: Context, container: str, name: str) -> None:
+    """Raises NoProgram for what the engine could only refuse in its own words, which name its parts and no cause.
+
+    Looked for beforehand: the engine prints its refusal among the program's output, and its 126 and 127 are any
+    shell's too. A check that fails says nothing, and the engine has the word.
+    """
+    if not name.isprintable():
+        return  # a name that is not UTF-8 does not reach the engine as it is
+    try:
+        found = ctx.engine.exec(container, (*CHECK, name))
+    except EngineError:
+        return
+    why = found.stdout.decode(errors="replace").strip()
+    if found.exit_code == CANNOT_START and why:
+        raise NoProgram(
+            f"{name!r} cannot be started in the sandbox: {why}",
+            hint="add its package to `image.packages` in agent-container.yaml, then agent-container redeploy",
+        )
 
 
 def _agent_of(state: SessionState) -> str:

@@ -121,7 +121,7 @@ EXECUTIONS = {
     "success": (("/bin/true",), 0),
     "failure": (("/bin/false",), 1),
     "a status of its own": (("/bin/sh", "-c", "exit 42"), 42),
-    "no such program": (("/nonexistent",), 126),
+    "a shell's own 127": (("/bin/sh", "-c", "nosuchprogram"), 127),
     "options of its own": (("/bin/sh", "-c", 'test "$1" = --json -a "$2" = -q', "x", "--json", "-q"), 0),
     "after two dashes": (("--", "/bin/sh", "-c", "exit 3"), 3),
     "odd words": (("/bin/sh", "-c", '[ "$1" = "a b" ] && [ "$2" = \'$HOME "q"\' ]', "x", "a b", '$HOME "q"'), 0),
@@ -132,6 +132,25 @@ EXECUTIONS = {
 def test_exec_is_the_command(name: str, world: World, standing: Path) -> None:
     argv, code = EXECUTIONS[name]
     world.agc("exec", *argv, cwd=standing, code=code)
+
+
+UNSTARTABLE = {
+    "no such program": ("nosuchprogram", "no program of that name is in its PATH"),
+    "a builtin of shells": ("cd", "no program of that name is in its PATH"),
+    "no such path": ("/nonexistent", "there is no such file"),
+    "a directory": ("/etc", "it is a directory"),
+    "no program": ("/etc/passwd", "it is not executable"),
+    "a script for nobody": ("./odd", "its interpreter is missing: /no/interpreter"),
+}
+
+
+@pytest.mark.parametrize("name", UNSTARTABLE)
+def test_what_cannot_be_started_is_said_in_a_line(name: str, world: World, standing: Path) -> None:
+    program, why = UNSTARTABLE[name]
+    inside(world, standing, "printf '#!/no/interpreter -x\\n' >odd; chmod +x odd")
+    done = world.agc("exec", program, cwd=standing, code=127)
+    assert done.err.decode().startswith(f"error: {program!r} cannot be started in the sandbox: {why}\nhint: ")
+    assert b"OCI" not in done.out + done.err
 
 
 def test_exec_passes_bytes_both_ways(world: World, standing: Path) -> None:
