@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -28,7 +29,23 @@ VALUED = ("-C", "--directory", "-f", "--file")
 GROUPS = ("runs", "credential")
 TAKES_FOREIGN_ARGV = ("exec", "shell")
 """Verbs whose arguments from the first word on belong to a program in the sandbox."""
-MISSPELT = {"ps": "status", "stop": "down", "start": "up", "rm": "down", "kill": "runs stop", "init": "plan"}
+MISSPELT = {
+    "ps": "status",
+    "stop": "down",
+    "start": "up",
+    "rm": "down",
+    "kill": "runs stop",
+    "init": "plan",
+    "runs list": "runs ls",
+    "runs kill": "runs stop",
+    "runs delete": "runs rm",
+    "runs remove": "runs rm",
+    "credential add": "credential set",
+    "credential list": "credential ls",
+    "credential delete": "credential rm",
+    "credential remove": "credential rm",
+}
+"""Words of other tools, which look like none of ours."""
 
 app = typer.Typer(
     name="agent-container",
@@ -79,7 +96,10 @@ def plan(agent: AgentOption = None, bind: BindMode = False, clone: CloneMode = F
         ui = CALL.ui
         ui.fields(result.fields)
         ui.heading("egress")
-        ui.table(("", "host", "ports", "tls", "origin"), [row.cells for row in result.rules])
+        if result.rules:
+            ui.table(("", "host", "ports", "tls", "origin"), [row.cells for row in result.rules])
+        else:
+            ui.text("nothing is allowed: add hosts to `egress.allow` in agent-container.yaml")
         ui.heading("approval")
         for line in result.approval:
             ui.text(line)
@@ -193,6 +213,9 @@ def ls() -> None:
     rows = list_sessions(CALL.context)
 
     def show() -> None:
+        if not rows:
+            CALL.ui.info('nothing is up and no run is going on: agent-container up, or run "what to do"')
+            return
         CALL.ui.table(("project", "kind", "agent", "state", "session", "directory"), [row.cells for row in rows])
 
     CALL.ui.result(rows, command="ls", show=show)
@@ -387,6 +410,20 @@ def _speak_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-X", "utf8", "-m", "agent_container.cli", *sys.argv[1:]])  # noqa: S606
 
 
+def _hint(error: Exception, verb: str) -> str:
+    """The command that was meant, where one looks like it; else the help of the one that was typed."""
+    context = getattr(error, "ctx", None)
+    typed = getattr(context, "command_path", None) or "agent-container"
+    command: Any = getattr(context, "command", None)
+    verbs = command.list_commands(context) if hasattr(command, "list_commands") else ()
+    word = verb.removeprefix(typed.partition(" ")[2]).strip()
+    if word and verbs and word not in verbs:
+        near = get_close_matches(word, verbs, n=1)
+        if verb in MISSPELT or near:
+            return f"agent-container {MISSPELT[verb]}" if verb in MISSPELT else f"{typed} {near[0]}"
+    return f"{typed} --help"
+
+
 def _other(error: Exception, verb: str) -> int:
     """Click's usage errors in our form; all else is a bug and said so, its traceback only on demand."""
     format_message = getattr(error, "format_message", None)
@@ -394,11 +431,7 @@ def _other(error: Exception, verb: str) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(format_message())
             return 0
-        hint = "agent-container --help"
-        misspelt = MISSPELT.get(verb)
-        if misspelt:
-            hint = f"agent-container {misspelt}"
-        CALL.ui.error(UsageError(str(format_message()), hint=hint), command=verb)
+        CALL.ui.error(UsageError(str(format_message()), hint=_hint(error, verb)), command=verb)
         return UsageError.exit_code
     if type(error).__name__ == "Abort":
         CALL.ui.info(INTERRUPTED)

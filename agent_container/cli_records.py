@@ -250,6 +250,9 @@ def credential_ls() -> None:
     rows = list_credentials(CALL.context)
 
     def show() -> None:
+        if not rows:
+            CALL.ui.info("no credential is stored: agent-container credential set NAME")
+            return
         CALL.ui.table(("name", "kind", "hosts", "header", "variables"), [row.cells for row in rows])
 
     CALL.ui.result(rows, command="credential ls", show=show)

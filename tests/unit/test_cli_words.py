@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent_container.cli import globals_first, verb_of
+from agent_container.cli import globals_first, main, verb_of
+from agent_container.errors import AgentContainerError
+from agent_container.ui import Ui
 
 CASES = [
     ("after the verb", ["status", "--json"], ["--json", "status"]),
@@ -29,3 +31,29 @@ def test_global_options_move_to_the_front(words: list[str], expected: list[str])
 )
 def test_the_verb_is_found_behind_the_global_options(words: list[str], verb: str) -> None:
     assert verb_of(words) == verb
+
+
+HINTS = [
+    ("an argument too many", ["runs", "show", "a", "b"], "agent-container runs show --help"),
+    ("an argument too few", ["credential", "set"], "agent-container credential set --help"),
+    ("an option of nobody", ["run", "--frobnicate", "x"], "agent-container run --help"),
+    ("a global option of nobody", ["--frobnicate"], "agent-container --help"),
+    ("an option of a group", ["runs", "--frobnicate"], "agent-container runs --help"),
+    ("a value of another type", ["credential", "set", "x", "--port", "y"], "agent-container credential set --help"),
+    ("a misspelt verb", ["stauts"], "agent-container status"),
+    ("a misspelt verb of a group", ["-q", "runs", "shwo"], "agent-container runs show"),
+    ("another tool's word", ["ps"], "agent-container status"),
+    ("another tool's word in a group", ["credential", "add"], "agent-container credential set"),
+    ("a verb like none", ["frobnicate"], "agent-container --help"),
+    ("a verb like none in a group", ["runs", "frobnicate"], "agent-container runs --help"),
+]
+
+
+@pytest.mark.parametrize(("words", "hint"), [c[1:] for c in HINTS], ids=[c[0] for c in HINTS])
+def test_a_usage_error_names_what_to_type(words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[AgentContainerError] = []
+    monkeypatch.setattr(Ui, "error", lambda _, error, **__: said.append(error))
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert [error.hint for error in said] == [hint]
