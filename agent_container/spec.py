@@ -34,6 +34,7 @@ from agent_container.spec_types import (
     is_metadata,
     network_of,
     never_reachable,
+    parse_argument,
     parse_command,
     parse_duration,
     parse_image,
@@ -147,7 +148,7 @@ class EgressRule(_TextForm):
 class OwnAgent(_Part):
     """A command of one's own as the agent."""
 
-    command: Annotated[tuple[Annotated[str, _text(check_env_value)], ...], Field(min_length=1)]
+    command: Annotated[tuple[Annotated[str, _text(check_env_value), _text(parse_argument)], ...], Field(min_length=1)]
     """Program and arguments; `{task}` in an argument stands for the task, else it comes on standard input."""
     env: Env = Field(default_factory=dict)
     """Variables for this command."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from difflib import get_close_matches
 from ipaddress import IPv6Network, ip_network
 
 from agent_egress.floors import METADATA, NEVER, Network, parse_network, subnet
@@ -28,6 +29,13 @@ _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{0,98}[a-z0-9+](=[A-Za-z0-9][A-Za-z0-
 _SLUG = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@\[\]-]{0,127}")
 _METHOD = re.compile(r"[A-Z]{3,10}")
+_PLACEHOLDER = re.compile(r"(?<![$%{\\])\{([A-Za-z][A-Za-z_-]*)\}(?!\})")
+_CODE = re.compile(r"""["'`$()\[\];<>|&\\]""")
+_WORDS_FOR_TASK = frozenset(
+    ("prompt", "user_prompt", "instruction", "instructions", "message", "question", "query", "request", "goal", "input")
+)
+TASK = "task"
+"""What `{task}` is called in a command of one's own."""
 
 RESERVED_TARGETS = (
     *(
@@ -129,6 +137,20 @@ def parse_command(text: str) -> str:
         raise ValueError("a command cannot begin with `--`: a Dockerfile reads that as a flag of RUN")
     if "\x00" in text:
         raise ValueError("a NUL character is not allowed")
+    return text
+
+
+def parse_argument(text: str) -> str:
+    """A word of a command of one's own. What was meant as a placeholder and is none would reach the agent as it stands.
+
+    Only words for a task in braces of their own are taken for that: `${HOME}`, `%{http_code}`, `{{prompt}}`, and braces
+    among what only code has (quotes, brackets, `$`) belong to the command. Raises: ValueError.
+    """
+    if not _CODE.search(text):
+        for name in _PLACEHOLDER.findall(text):
+            low = name.lower()
+            if name != TASK and (low in _WORDS_FOR_TASK or get_close_matches(low, [TASK], cutoff=0.75)):
+                raise ValueError(f"{{{name}}} is not a placeholder; did you mean `{{{TASK}}}`")
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -236,6 +237,10 @@ REFUSED = {
         "egress.allow[0].ports[0]",
         "whole number",
     ),
+    # an agent of one's own
+    "another word for the task": ("agent: {command: [x, '{prompt}']}", 1, "agent.command[1]", "did you mean `{task}`"),
+    "the task in capitals": ("agent: {command: [x, '--do={TASK}']}", 1, "agent.command[1]", "did you mean `{task}`"),
+    "the task misspelt": ("agent: {command: [x, 'please {taks}!']}", 1, "agent.command[1]", "did you mean `{task}`"),
     # image
     "a flag as an image": ("image: {base: --platform=x}", 1, "image.base", "image reference"),
     "an image with a space": ("image: {base: 'debian AS x'}", 1, "image.base", "image reference"),
@@ -362,6 +367,19 @@ def test_an_agent_of_ones_own() -> None:
     assert spec.agent.command == ("my-agent", "--task", "{task}")
     assert spec.agent.hosts[0].ports == (8443,)
     assert spec.agent_name == "own"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "{task}", "do {task} now", "${HOME}", "${prompt}", "{}", "{print}", "{print $1}", "%{http_code}", "{{prompt}}",
+        '{"prompt": "{task}"}', 'print(f"{message}")', "a{b,c}", "{0}", "{x}", "BEGIN {query=1} {next}", "\\{prompt}",
+    ],
+)  # fmt: skip
+def test_braces_of_the_commands_own_are_nobodys_placeholder(word: str) -> None:
+    spec = load("agent: {command: [x, " + json.dumps(word) + "]}")
+    assert isinstance(spec.agent, OwnAgent)
+    assert spec.agent.command[1] == word
 
 
 def test_metadata_with_the_switch_is_taken() -> None:
