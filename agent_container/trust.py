@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,42 @@ RED = "!!"
 """Begins the lines that take something outside the egress policy; the ui shows them in red."""
 
 Kind = Literal["grant", "restriction", "amount"]
+
+
+def _plain(amount: float) -> str:
+    return f"{amount:.15g}"
+
+
+def _size(amount: float, unit: int = 1) -> str:
+    """4g, 200m: the largest unit that says it exactly."""
+    count = amount * unit
+    for letter, factor in (("t", 2**40), ("g", 2**30), ("m", 2**20), ("k", 2**10)):
+        if count >= factor and count % factor == 0:
+            return f"{count / factor:.15g}{letter}"
+    return f"{count:.15g} bytes"
+
+
+def _duration(amount: float) -> str:
+    """2h, 1h30m."""
+    if amount != int(amount) or amount <= 0:
+        return f"{amount:.15g}s"
+    minutes, seconds = divmod(int(amount), 60)
+    hours, minutes = divmod(minutes, 60)
+    return "".join(f"{count}{letter}" for count, letter in ((hours, "h"), (minutes, "m"), (seconds, "s")) if count)
+
+
+MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "resources cpus": ("resources cpus", _plain),
+    "resources memory, MiB": ("resources memory", lambda amount: _size(amount, 2**20)),
+    "resources pids": ("resources pids", _plain),
+    "limits time, seconds": ("limits time", _duration),
+    "limits idle, seconds": ("limits idle", _duration),
+    "limits model requests": ("limits model_requests", _plain),
+    "limits model bytes": ("limits model_bytes", _size),
+    "limits cost, USD": ("limits cost_usd", _plain),
+    "limits turns": ("limits turns", _plain),
+}
+"""By an amount's text in an approval, which stays what it is: the spec's own key, and how the spec writes a value."""
 
 
 class Grant(BaseModel):
@@ -45,10 +81,15 @@ class Grant(BaseModel):
         """The text for people, safe on a terminal."""
         if self.kind != "amount":
             return f"{RED} {self.text}" if self.red else self.text
+        return f"{MEASURES[self.text][0] if self.text in MEASURES else self.text} {self.measure}"
+
+    @property
+    def measure(self) -> str:
+        """How much, as the spec writes it. The text and the number are what the digest covers."""
         if self.amount is None:
             # What a missing key means is the field's own: memory is never without a limit.
-            return f"{self.text} {'half of the host' if self.text.startswith('resources memory') else 'unlimited'}"
-        return f"{self.text} {self.amount:.15g}"
+            return "half of the host" if self.text.startswith("resources memory") else "unlimited"
+        return MEASURES[self.text][1](self.amount) if self.text in MEASURES else _plain(self.amount)
 
 
 class Grants(BaseModel):
@@ -241,8 +282,7 @@ def _changed(before: Grant, after: Grant) -> Change:
     if before.kind != "amount" or after.kind != "amount":
         return Change("~", f"{before.line} -> {after.line}", widens=True, red=after.red)
     grows = before.amount is not None and (after.amount is None or after.amount > before.amount)
-    words = after.line.removeprefix(after.text + " ")
-    return Change("~", f"{before.line} -> {words}", widens=grows)
+    return Change("~", f"{before.line} -> {after.measure}", widens=grows)
 
 
 def check(approved: Grants | None, asked: Grants, accept: str | None = None) -> None:

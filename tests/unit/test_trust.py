@@ -8,7 +8,7 @@ import pytest
 
 from agent_container.errors import ApprovalNeeded, UsageError
 from agent_container.spec import load_spec
-from agent_container.trust import MIN_ACCEPT, RED, Grants, check, diff, grants_of, parse_grants
+from agent_container.trust import MEASURES, MIN_ACCEPT, RED, Grants, check, diff, grants_of, parse_grants
 
 BASE = """\
 image: {packages: [ripgrep], setup: [make]}
@@ -56,9 +56,9 @@ WIDENS = {
     "another base": ("image: {", "image: {base: debian:sid, ", "+ image base debian:sid"),
     "another credential": ("[github]", "[github, jira]", "+ credential jira"),
     "another value in env": ("env: {A: b}", "env: {A: c}", "+ env A=c"),
-    "more memory": ("memory: 4g", "memory: 8g", "~ resources memory, MiB 4096 -> 8192"),
-    "memory without a limit": ("{memory: 4g}", "{}", "~ resources memory, MiB 4096 -> half of the host"),
-    "more time": ("time: 2h", "time: 3h", "~ limits time, seconds 7200 -> 10800"),
+    "more memory": ("memory: 4g", "memory: 8g", "~ resources memory 4g -> 8g"),
+    "memory without a limit": ("{memory: 4g}", "{}", "~ resources memory 4g -> half of the host"),
+    "more time": ("time: 2h", "time: 3h", "~ limits time 2h -> 3h"),
     "a mount": (
         "env: {A: b}",
         "env: {A: b}\nmounts: [{source: /, target: /host}]",
@@ -193,3 +193,27 @@ def test_an_approval_is_read_back_and_a_damaged_one_counts_as_none() -> None:
     assert parse_grants(grants.encode()).digest == grants.digest  # type: ignore[union-attr]
     for damaged in (b"", b"{}x", b"[]", b'{"grants":[{"kind":"all"}]}', b'{"version":2,"grants":[]}'):
         assert parse_grants(damaged) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "shown"),
+    [
+        ("resources", "memory: 1536m", "resources memory 1536m"),
+        ("resources", "memory: 1.5g", "resources memory 1536m"),
+        ("resources", "cpus: 0.5", "resources cpus 0.5"),
+        ("limits", "time: 90m", "limits time 1h30m"),
+        ("limits", "idle: 1d", "limits idle 24h"),
+        ("limits", "idle: 45s", "limits idle 45s"),
+        ("limits", "model_bytes: 200m", "limits model_bytes 200m"),
+        ("limits", "model_requests: 500", "limits model_requests 500"),
+        ("limits", "cost_usd: 2.5", "limits cost_usd 2.5"),
+        ("limits", "turns: 9", "limits turns 9"),
+    ],
+)
+def test_amounts_are_shown_as_the_spec_writes_them(key: str, written: str, shown: str) -> None:
+    assert shown in [grant.line for grant in asked(f"{key}: {{{written}}}").grants]
+    assert asked(f"{key}: {{{shown.split(' ', 1)[1].replace(' ', ': ')}}}") == asked(f"{key}: {{{written}}}")
+
+
+def test_every_amount_has_a_measure() -> None:
+    assert {grant.text for grant in asked(BASE).grants if grant.kind == "amount"} == set(MEASURES)
