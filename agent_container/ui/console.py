@@ -114,14 +114,17 @@ class Ui:
             self._line(self._err, line, style)
 
     def error(self, error: AgentContainerError, *, command: str = "") -> None:
-        """What failed, its details, and the next command to type; with `--json` the envelope too."""
+        """What failed, its details, and the next command to type; with `--json` the envelope, and the words only where
+        more of everything was asked for."""
+        if self.json_output:
+            self._write(envelope(command, error=error))
+            if not self.verbose:
+                return
         self._line(self._err, f"error: {error.message}", BAD)
         for detail in error.details:
             self._line(self._err, f"  {detail}", "")
         if error.hint:
             self._line(self._err, f"hint: {error.hint}", TITLE)
-        if self.json_output:
-            self._write(envelope(command, error=error))
 
     # -- questions ----------------------------------------------------------------------------------------------
 

@@ -166,6 +166,13 @@ class TestAnswers:
             "exit_code": 2,
             "digest": "sha256:ab",
         }
+        assert shown.progress == ""  # said once
+
+    def test_json_and_verbose_says_an_error_twice(self) -> None:
+        shown = Shown(json_output=True, verbose=True)
+        shown.ui.error(EngineError("no"))
+        assert json.loads(shown.text)["error"]["message"] == "no"
+        assert shown.progress == "error: no\n"
 
     def test_streams_are_json_lines_and_end_with_the_result(self) -> None:
         shown = Shown(json_output=True)
