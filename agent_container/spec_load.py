@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,13 +85,18 @@ def load_model(
     try:
         result = model.model_validate({**(defaults or {}), **plain}, strict=True)
     except ValidationError as error:
-        explain = _Explainer(document.root, model.model_json_schema(), secret)
+        explain = _Explainer(document.root, _schema_of(model), secret)
         details = error.errors(include_url=False, include_input=False)
         problems += [explain(detail) for detail in details[:MAX_EXPLAINED]]
         raise _error(path, problems, unexplained=len(details[MAX_EXPLAINED:])) from None
     if problems:
         raise _error(path, problems)
     return result, dict(_lines(document.root))
+
+
+@cache
+def _schema_of(model: type[BaseModel]) -> Schema:
+    return model.model_json_schema()
 
 
 def _error(path: Path, problems: list[Problem], *, unexplained: int = 0) -> SpecError:

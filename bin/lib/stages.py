@@ -15,6 +15,7 @@ import time
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv" / "bin" / "python"
@@ -30,6 +31,8 @@ class Stage:
     commands: tuple[tuple[str, ...], ...] = ()
     tests: tuple[str, ...] = ()
     marker: str = ""
+    beside: tuple[str, ...] = ()
+    """Of `tests`, what a second pytest runs at the same time, about half of the work; what is new goes to the first."""
 
 
 SOURCES = tuple(
@@ -49,9 +52,20 @@ STAGES = {
             ),
         ),
         Stage("types", 300, (("mypy",), ("mypy", *SCRIPTS))),
-        Stage("unit", 600, tests=("tests/unit", "tests/golden")),
-        Stage("process", 600, tests=("tests/process",)),
-        Stage("integration", 3300, tests=("tests/integration",)),
+        Stage(
+            "unit",
+            600,
+            tests=("tests/unit", "tests/golden"),
+            beside=("tests/unit/agents", "tests/unit/egress", "tests/unit/test_records.py", "tests/golden"),
+        ),
+        Stage("process", 600, tests=("tests/process",), beside=("tests/process/egress",)),
+        Stage(
+            "integration",
+            3300,
+            tests=("tests/integration",),
+            # The one of these that is longest by far runs two commands at a time by itself.
+            beside=tuple(f"tests/integration/test_{name}.py" for name in ("killed", "lifecycle", "run", "sidecar")),
+        ),
         Stage("redteam", 1200, tests=("tests/redteam",)),
         Stage("quick-integration", 300, tests=("tests/integration", "tests/redteam"), marker="quick"),
         Stage("bench", 1800, tests=("tests/bench",)),
@@ -59,6 +73,14 @@ STAGES = {
 }
 DEFAULT = ("lint", "types", "unit", "process", "integration", "redteam")
 ALIASES = {"all": DEFAULT, "quick": ("lint", "types", "unit", "process", "quick-integration"), "golden": ("unit",)}
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One pytest of a stage, and the name of the file that it counts in."""
+
+    argv: list[str]
+    junit: str
 
 
 @dataclass(frozen=True)
@@ -75,7 +97,18 @@ class Result:
 
 def run_limited(argv: list[str], *, seconds: float) -> int | None:
     """The exit status of `argv`, or None when `seconds` were not enough: then its whole process group is ended."""
-    process = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True)
+    return wait_limited(start(argv), seconds=seconds)
+
+
+def start(argv: list[str], *, output: BinaryIO | None = None) -> subprocess.Popen[bytes]:
+    """In a process group of its own."""
+    return subprocess.Popen(
+        argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+
+
+def wait_limited(process: subprocess.Popen[bytes], *, seconds: float) -> int | None:
+    """The exit status, or None when `seconds` were not enough: then the whole process group is ended."""
     try:
         return process.wait(timeout=max(seconds, 1))
     except subprocess.TimeoutExpired:
@@ -87,7 +120,9 @@ def run_limited(argv: list[str], *, seconds: float) -> int | None:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt first, so that fixtures can remove their containers; then kill."""
+    """Interrupt first, so that fixtures can remove their containers; then kill. One that has ended is left alone."""
+    if process.poll() is not None:
+        return
     for number, grace_s in ((signal.SIGINT, 30), (signal.SIGTERM, 5), (signal.SIGKILL, 5)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -116,23 +151,52 @@ def run_stage(stage: Stage, extra: list[str]) -> Result:
 
 
 def run_pytest(stage: Stage, extra: list[str], started: float) -> Result:
-    """Runs pytest over a stage's directories; the counts come from its JUnit file, never from its words."""
+    """Runs pytest over a stage's directories; the counts come from its JUnit files, never from its words."""
     directories = [name for name in stage.tests if (ROOT / name).is_dir()]
     if not directories:
         return Result(stage, True, 0.0, note="no tests yet")
+    # Arguments of a developer's own mean one pytest: what they name may be in either half.
+    beside = [name for name in stage.beside if (ROOT / name).exists()] if not extra else []
+    first = [*(name for name in directories if name not in beside), *(f"--ignore={name}" for name in beside)]
     with tempfile.TemporaryDirectory(prefix="agent-container-test-") as scratch:
-        junit = Path(scratch) / "junit.xml"
-        argv = [str(PYTHON), "-m", "pytest", *directories, f"--junitxml={junit}", "--durations=5"]
-        argv += ["-m", stage.marker] if stage.marker else []
-        status = run_limited([*argv, *extra], seconds=stage.limit_s)
-        passed, failed, skipped = read_junit(junit)
+        lanes = [
+            Lane(argv=_pytest_argv(stage, words, Path(scratch) / f"{number}.xml") + extra, junit=f"{number}.xml")
+            for number, words in enumerate([first, beside] if beside else [first])
+        ]
+        statuses = run_lanes(lanes, Path(scratch), until=started + stage.limit_s)
+        counts = [read_junit(Path(scratch) / lane.junit) for lane in lanes]
+    passed, failed, skipped = (sum(column) for column in zip(*counts, strict=True))
     seconds = time.monotonic() - started
-    if status is None:
+    if None in statuses:
         return Result(stage, False, seconds, passed, failed + 1, f"over its limit of {stage.limit_s} s")
     note = f"{skipped} skipped: a test that cannot run here is a failure" if skipped else ""
-    if passed + failed == 0:
+    if any(sum(row) == 0 for row in counts):
         note = "no test was executed"
-    return Result(stage, status == 0 and not note, seconds, passed, failed, note)
+    return Result(stage, not any(statuses) and not note, seconds, passed, failed, note)
+
+
+def _pytest_argv(stage: Stage, words: list[str], junit: Path) -> list[str]:
+    argv = [str(PYTHON), "-m", "pytest", *words, f"--junitxml={junit}", "--durations=5"]
+    return [*argv, "-m", stage.marker] if stage.marker else argv
+
+
+def run_lanes(lanes: list[Lane], scratch: Path, *, until: float) -> list[int | None]:
+    """Runs the first here and the others beside it; their words follow at the end, since mixed nobody reads them."""
+    texts = [scratch / f"{lane.junit}.txt" for lane in lanes[1:]]
+    others: list[subprocess.Popen[bytes]] = []
+    try:
+        for lane, text in zip(lanes[1:], texts, strict=True):
+            with text.open("wb") as sink:
+                others.append(start(lane.argv, output=sink))
+        statuses = [run_limited(lanes[0].argv, seconds=until - time.monotonic())]
+        for process in others:
+            statuses.append(wait_limited(process, seconds=until - time.monotonic()))
+    finally:
+        for process in others:
+            end_group(process)  # nothing, where it has ended
+        for text in texts:
+            print(text.read_text(errors="replace") if text.exists() else "", end="", flush=True)
+    return statuses
 
 
 def read_junit(path: Path) -> tuple[int, int, int]:

@@ -100,6 +100,88 @@ def test_a_stage_over_its_limit_is_named_and_ended(
     assert "failed" in out.splitlines()[-1]
 
 
+def fake_lanes(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, first: str, beside: str, limit_s: int = 60
+) -> None:
+    """One stage `only`, one of whose two files runs beside the other."""
+    fake_stage(stages, monkeypatch, first, tmp_path)
+    other = tmp_path / "suite" / "test_other.py"
+    other.write_text(beside)
+    stage = stages.Stage("only", limit_s, tests=(str(tmp_path / "suite"),), beside=(str(other),))
+    monkeypatch.setitem(stages.STAGES, "only", stage)
+
+
+MEETS = """
+import pathlib, time
+def test_meets():
+    here = pathlib.Path(__file__)
+    here.with_suffix(".began").touch()
+    until = time.monotonic() + 60
+    while len(list(here.parent.glob("*.began"))) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+"""
+PASSES, FAILS = "def test_a(): pass\n", "def test_b(): raise ValueError('beside')\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "beside", "status", "last_line"),
+    [
+        (MEETS, MEETS, 0, "2 passed, 0 failed"),
+        (PASSES, FAILS, 1, "1 passed, 1 failed"),
+        (FAILS, PASSES, 1, "1 passed, 1 failed"),
+        (PASSES, "", 1, "1 passed, 0 failed"),
+        (PASSES, "raise SystemExit(3)\n", 1, "1 passed, 1 failed"),
+    ],
+    ids=["both at the same time", "one beside fails", "one here fails", "none is beside", "pytest beside dies"],
+)
+def test_two_lanes_are_counted_as_one_stage(
+    stages: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    first: str,
+    beside: str,
+    status: int,
+    last_line: str,
+) -> None:
+    fake_lanes(stages, monkeypatch, tmp_path, first=first, beside=beside)
+    assert stages.main(["only"]) == status
+    out = capfd.readouterr().out
+    assert out.splitlines()[-1] == last_line
+    assert ("ValueError" in out) == (FAILS in (first, beside))
+
+
+def test_a_lane_over_the_limit_is_ended_with_the_other(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fake_lanes(
+        stages,
+        monkeypatch,
+        tmp_path,
+        first=PASSES,
+        beside="import time\ndef test_a(): time.sleep(600)\n",
+        limit_s=3,
+    )
+    assert stages.main(["only"]) == 1
+    out = capsys.readouterr().out
+    assert "over its limit of 3 s" in out
+    assert out.splitlines()[-1] == "1 passed, 1 failed"
+
+
+def test_arguments_of_ones_own_go_to_one_pytest(
+    stages: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fake_lanes(stages, monkeypatch, tmp_path, first=PASSES, beside=FAILS)
+    assert stages.main(["only", "--", "-k", "test_b"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 1 failed"
+
+
+def test_what_runs_beside_is_there(stages: ModuleType) -> None:
+    named = [name for stage in stages.STAGES.values() for name in stage.beside]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_a_failing_stage_does_not_hide_the_next(
     stages: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

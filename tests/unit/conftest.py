@@ -6,9 +6,11 @@ acts while a test of this directory runs. `test_guard.py` proves it.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import pwd
+import shutil
 import sys
 import sysconfig
 import tempfile
@@ -25,6 +27,7 @@ ALLOWED_BELOW_HOME = tuple(
 )
 ENGINES = frozenset({"docker", "docker-compose", "podman", "nerdctl", "ctr"})
 _running = False
+HOME = pytest.StashKey[str]()
 
 
 class ReachedOutside(BaseException):
@@ -76,6 +79,35 @@ def _audit(event: str, args: tuple[object, ...]) -> None:
 sys.addaudithook(_audit)
 
 
+@contextlib.contextmanager
+def _empty_home(config: pytest.Config) -> Iterator[str]:
+    """One directory serves all tests that leave it empty; after one that does not, there is another."""
+    home = config.stash.get(HOME, "") or tempfile.mkdtemp(prefix="ac-unit-home-")
+    config.stash[HOME] = home
+    yield home
+    if os.listdir(home):  # noqa: PTH208 - two thousand times
+        shutil.rmtree(home)
+        del config.stash[HOME]
+
+
+@contextlib.contextmanager
+def _no_fsync(item: pytest.Item) -> Iterator[None]:
+    """The disk's own speed is paid for where durability is the subject, and nowhere else."""
+    if item.path.name == "test_store.py":
+        yield
+        return
+    real, os.fsync = os.fsync, lambda fd: None
+    try:
+        yield
+    finally:
+        os.fsync = real
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last home goes."""
+    shutil.rmtree(config.stash.get(HOME, ""), ignore_errors=True)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Close the wall around fixtures and test alike, and point every home at an empty directory."""
@@ -83,7 +115,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if not item.path.is_relative_to(HERE):
         return (yield)
     before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="ac-unit-home-") as home:
+    with _empty_home(item.config) as home, _no_fsync(item):
         for name in [name for name in os.environ if name.startswith("XDG_") or name.upper().endswith("_PROXY")]:
             del os.environ[name]
         os.environ.update(HOME=home, DOCKER_HOST=f"unix://{home}/no-docker.sock")
