@@ -159,6 +159,11 @@ class Tally:
         return self._exit
 
     @property
+    def last_error(self) -> str:
+        """The last error that the agent did not get over, in its words."""
+        return self._errors[-1] if self._errors else ""
+
+    @property
     def result(self) -> AgentResult | None:
         """The agent's final word, when it said one."""
         return self._result

@@ -178,5 +178,6 @@ PROFILE = AgentProfile(
     credentials=_credentials,
     home=_home,
     keeps=(".codex/sessions",),
+    usage_spans_session=True,
     stop_signal="INT",
 )

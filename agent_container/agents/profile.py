@@ -90,6 +90,8 @@ class AgentProfile:
     """Whether its stream ends with a result: an exit status of 0 without one is then a failure."""
     reports_cost: bool = False
     """Whether its stream says what it has cost so far, or it ends by itself when `Work.cost_usd` is reached."""
+    usage_spans_session: bool = False
+    """Whether its count of tokens begins with its session, runs that were resumed included."""
     stop_signal: Literal["INT", "TERM"] = "TERM"
     """What it answers by writing down what it has before it ends."""
 

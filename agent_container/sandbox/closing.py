@@ -30,7 +30,7 @@ from agent_container.errors import AgentContainerError, EngineError, StoreError,
 from agent_container.events import encode_event, numbered
 from agent_container.frames import split_lines
 from agent_container.manifest import Chain
-from agent_container.records import RunRecord, parse_record
+from agent_container.records import RunRecord, Tokens, parse_record
 from agent_container.sandbox.control import SidecarControl
 from agent_container.sandbox.recording import Closing, Seen, make_record, merged_events
 from agent_container.session import PHASES, Phase, SessionState
@@ -48,6 +48,7 @@ RECEIPTS_FILE = "/var/lib/egress/receipts.jsonl"
 RESCUE = "workspace.tar"
 MAX_RESCUE_BYTES = 4 * 1024**3
 STOP_GRACE_S = 10
+MAX_RESUMED = 1000
 BUNDLE, PATCH = "workspace.bundle", "workspace.patch"
 KEPT_HOME = "home"
 """Directory of a record with what its agent needs to resume."""
@@ -120,6 +121,7 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
             patch_digest=_digest_of(staged / PATCH),
             drained=drained,
             notes=notes + work_notes,
+            before=_counted_before(store, state) if closing.profile.usage_spans_session else Tokens(),
         )
         record = make_record(closing, state, tally, seen)
         scratch.seek(0)
@@ -145,6 +147,24 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         remove(engine, store, state)
     left = work.left_behind if work else ()
     return Closed(record=_stored(place), place=place, left_behind=left, removed=done)
+
+
+def _counted_before(store: Store, state: SessionState) -> Tokens:
+    """The tokens of the runs that this one went on from, as their records have them."""
+    total, run = Tokens(), state.resumes
+    for _ in range(MAX_RESUMED):
+        if run is None:
+            break
+        try:
+            record = _stored(store.runs.place(state.project_id, run))
+        except (OSError, StoreError):
+            break  # removed since: what it used is counted once more, and nothing is lost
+        said = record.agent.tokens if record.agent is not None else Tokens()
+        total = Tokens(
+            input=total.input + said.input, output=total.output + said.output, cached=total.cached + said.cached
+        )
+        run = record.host.previous_run
+    return total
 
 
 def record_place(store: Store, state: SessionState) -> RunPlace:

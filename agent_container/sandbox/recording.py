@@ -13,6 +13,7 @@ from agent_container.drain import DrainReport
 from agent_container.egress_summary import egress_events
 from agent_container.events import Event, RunFinished, RunNote, RunStarted, parse_event
 from agent_container.records import (
+    AgentView,
     Basis,
     Check,
     Digests,
@@ -21,6 +22,7 @@ from agent_container.records import (
     Outcome,
     Posture,
     RunRecord,
+    Tokens,
     Versions,
     Workspace,
     basis_of,
@@ -32,6 +34,7 @@ from agent_container.workspace.transfer import Work
 from agent_egress.budget import BYTES, REQUESTS
 
 NOTED_SKEW_S = 60.0
+NO_TOKENS = Tokens()
 BUDGET_RULES = (BYTES, REQUESTS)
 
 
@@ -60,6 +63,8 @@ class Seen:
     patch_digest: str | None
     drained: DrainReport
     notes: tuple[str, ...]
+    before: Tokens = NO_TOKENS
+    """What the agent's count holds of runs that this one went on from."""
 
 
 def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen) -> RunRecord:
@@ -104,8 +109,18 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
             previous_run=state.resumes,
             notes=notes,
         ),
-        agent=tally.view(),
+        agent=_without(tally.view(), seen.before),
     )
+
+
+def _without(view: AgentView, before: Tokens) -> AgentView:
+    now = view.tokens
+    own = Tokens(
+        input=max(now.input - before.input, 0),
+        output=max(now.output - before.output, 0),
+        cached=max(now.cached - before.cached, 0),
+    )
+    return view.model_copy(update={"tokens": own})
 
 
 def within_budget(end: TurnEnd, egress: Egress) -> TurnEnd:
@@ -124,7 +139,7 @@ def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally, *, en
     if tally.exit is not None:
         elapsed = (ended - state.turn_started).total_seconds() if state.turn_started else 0.0
         host = HostsView(elapsed_s=elapsed, time_s=state.limits.time_s or math.inf)
-        end = end_of(tally.exit, profile, tally.result, host)
+        end = end_of(tally.exit, profile, tally.result, host, last_error=tally.last_error)
         note = "the process that drove the run was gone; its end is read from the spool"
         return TurnEnd(end.outcome, end.reason, end.exit_code, end.signal, (*end.notes, note))
     if judged is not None:

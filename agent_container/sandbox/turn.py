@@ -98,6 +98,7 @@ class _Progress:
         self.result_at: float | None = None
         self.asked_to_stop: TurnEnd | None = None
         self.asked_at = 0.0
+        self.last_error = ""
         self.tool_calls = 0
         self.turns = 0
         self.cost_usd = 0.0
@@ -135,6 +136,8 @@ class _Progress:
             case AgentResult():
                 self.result, self.result_at = event, time.monotonic()
                 self.turns = max(self.turns, event.turns or 0)
+            case AgentError() if not event.retrying:
+                self.last_error = event.message
             case ToolCall():
                 self.tool_calls += 1
                 self.turns = max(self.turns, self.tool_calls + 1)
@@ -194,7 +197,8 @@ def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
     )
     if progress.asked_to_stop is None and frame.reason in ("stopped", "interrupted") and watch.stop_requested():
         raise _Ended(TurnEnd(Outcome.INTERRUPTED, "stopped by its user", frame.code, frame.signal))
-    raise _Ended(progress.asked_to_stop or end_of(frame, watch.profile, progress.result, host))
+    end = end_of(frame, watch.profile, progress.result, host, last_error=progress.last_error)
+    raise _Ended(progress.asked_to_stop or end)
 
 
 def _judge(watch: TurnWatch, progress: _Progress) -> None:
@@ -301,7 +305,9 @@ class HostsView:
                 return False
 
 
-def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None, host: HostsView) -> TurnEnd:
+def end_of(
+    frame: Frame, profile: AgentProfile, result: AgentResult | None, host: HostsView, *, last_error: str = ""
+) -> TurnEnd:
     """The outcome that an exit frame stands for: success takes status 0 and, where the agent has one, a good result.
 
     Of the reasons that are the host's word, only those count that the host can vouch for; it asks for stops itself.
@@ -332,4 +338,5 @@ def end_of(frame: Frame, profile: AgentProfile, result: AgentResult | None, host
     if result is not None and not result.ok:
         return TurnEnd(Outcome.FAILED, f"the agent reported failure: {result.text[:200]}".rstrip(": "), code, signal)
     ended = f"by signal {signal}" if signal else f"with status {code}"
-    return TurnEnd(Outcome.FAILED, f"the agent ended {ended}", code, signal)
+    said = f": {last_error[:200]}" if last_error else ""
+    return TurnEnd(Outcome.FAILED, f"the agent ended {ended}{said}", code, signal)

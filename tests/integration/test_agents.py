@@ -6,6 +6,7 @@ import json
 import re
 import secrets
 import subprocess
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.world import Done, World
+from tests.support.world import Done, World, docker
 
 SAY = "Done as you said."
 TASK = f"""Please do this.
@@ -22,7 +23,8 @@ RUN: printf 'second line\\n' >> README && printf new > made.txt
 RUN: git add -A && git commit -qm 'the agent was here' && git log --oneline | head -1
 SAY: {SAY}
 """
-LIMITS = "limits: {time: 5m, idle: 60s}\n"
+IDLE = "idle: 4m"
+LIMITS = f"limits: {{time: 5m, {IDLE}}}\n"
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def test_a_run_is_resumed(first: Done, world: World, project: Path, agent: Agent
     assert (host["outcome"], said["final_message"]) == ("succeeded", "Went on."), done.result
     assert host["previous_run"] == first.host["run"] and host["workspace"]["commits"] == 1
     assert said["session"] == first.result["agent"]["session"] or agent.name == "claude"
+    assert 0 < said["tokens"]["input"] < 3 * first.result["agent"]["tokens"]["input"] / 2, "its own tokens alone"
     patch = (world.place(host["run"]) / "workspace.patch").read_text()
     assert "second line" in patch and "+newmore" in patch, "the work of both is in it"
 
@@ -150,15 +153,16 @@ STATUS = {"failed": 10, "timeout": 11, "interrupted": 130}
 def failed(world: World, keys: dict[str, str], agent: Agent) -> dict[str, Done]:
     """Five runs that go wrong, all at the same time."""
     assert keys
-    spec = agent.spec.replace("idle: 60s", "idle: 25s")
-    plain = world.project(f"failing-{agent.name}", spec)
-    denied = world.project(f"refused-{agent.name}", spec + f"egress: {{deny: [{agent.host}]}}\n")
+    plain = world.project(f"failing-{agent.name}", agent.spec)
+    hasty = world.project(f"hasty-{agent.name}", agent.spec.replace(IDLE, "idle: 30s"))
+    denied = world.project(f"refused-{agent.name}", agent.spec + f"egress: {{deny: [{agent.host}]}}\n")
 
     def run(case: str) -> Done:
         directive, outcome, _ = FAILURES[case]
         if outcome == "interrupted":
             return stopped(world, plain, directive)
-        return world.agc("--json", "run", f"Try.\n{directive}\n", cwd=plain if directive else denied, code=None)
+        project = hasty if outcome == "timeout" else plain if directive else denied
+        return world.agc("--json", "run", f"Try.\n{directive}\n", cwd=project, code=None)
 
     with ThreadPoolExecutor(len(FAILURES)) as pool:
         return dict(zip(FAILURES, pool.map(run, FAILURES), strict=True))
@@ -168,13 +172,15 @@ def stopped(world: World, project: Path, directive: str) -> Done:
     """A run that its user stops once its agent works."""
     with world.start("--json", "run", f"{directive}\n", cwd=project, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        seen = b""
-        for line in process.stdout:
-            seen += line
-            if json.loads(line).get("event", {}).get("type") == "tool.call":
-                break
-        running = [row["run"] for row in world.agc("--json", "runs", cwd=project).result if row["task"].strip() == directive]
-        world.agc("runs", "stop", running[0], cwd=project)
+        seen = process.stdout.readline()
+        rows = world.agc("--json", "runs", cwd=project).result
+        (run,) = [row["run"] for row in rows if row["task"].strip() == directive]
+        until = time.monotonic() + 120
+        # Not every agent says what it is about to do.
+        while docker("exec", world.container("agent", run), "test", "-e", "/workspace/started", check=False).returncode:
+            assert time.monotonic() < until, "its tool was never called"
+            time.sleep(0.2)
+        world.agc("runs", "stop", run, cwd=project)
         seen += process.stdout.read()
     return Done((), process.returncode, seen, b"")
 
@@ -205,7 +211,7 @@ BUDGETS = {
 def test_a_budget_ends_the_run(world: World, keys: dict[str, str], agent: Agent, case: str) -> None:
     assert keys
     limit, words = BUDGETS[case]
-    spec = agent.spec.replace("idle: 60s", f"idle: 60s, {limit}")
+    spec = agent.spec.replace(IDLE, f"{IDLE}, {limit}")
     project = world.project(f"budget-{agent.name}-{limit[:8].strip(':')}-{case[:5].strip(',')}", spec)
     done = world.agc("--json", "run", MANY, cwd=project, code=12)
     assert done.host["outcome"] == "budget" and re.search(words, done.host["reason"]), done.host["reason"]

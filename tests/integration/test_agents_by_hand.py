@@ -1,0 +1,77 @@
+"""Claude Code and Codex as their user meets them: straight to the prompt, through a lost terminal, and back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.screen import at_screen
+from tests.support.world import World, words
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One agent's own interface."""
+
+    agent: str
+    kind: str
+    ready: str
+    """Shown once it takes a prompt."""
+
+
+INTERFACES = {
+    "claude": Interface("claude", "anthropic", "? for shortcuts"),
+    "codex": Interface("codex", "openai", "OpenAI Codex"),
+}
+QUESTIONS = ("trust", "log in", "Log in", "Sign in", "API key", "theme", "Update available", "Bypass Permissions")
+
+
+@pytest.fixture(scope="module", params=INTERFACES.values(), ids=INTERFACES)
+def interface(request: pytest.FixtureRequest) -> Interface:
+    found = request.param
+    assert isinstance(found, Interface)
+    return found
+
+
+@pytest.fixture(scope="module")
+def project(world: World, interface: Interface) -> Iterator[Path]:
+    key = f"sk-real-{secrets.token_urlsafe(32)}"
+    world.agc("credential", "set", interface.kind, cwd=world.path / "home", stdin=key.encode() + b"\n")
+    spec = f"version: 1\nagent: {interface.agent}\nworkspace: {{mode: clone}}\n"
+    made = world.project(f"by-hand-{interface.agent}", spec)
+    yield made
+    world.agc("down", "--force", "-v", cwd=made)
+
+
+def test_prompt_tool_call_lost_terminal_rejoin_quit(world: World, project: Path, interface: Interface) -> None:
+    with at_screen(world, "attach", cwd=project) as screen:
+        screen.until(interface.ready)
+        screen.quiet()
+        asked = [question for question in QUESTIONS if question in screen.text]
+        assert not asked, screen.text
+        screen.paste("RUN: touch by-hand && echo made-it\nSAY: Hello from the double.")
+        screen.quiet()
+        screen.type("\r")
+        screen.until("Hello from the double.")
+        screen.resize(24, 80)
+        screen.until("Hello from the double.")
+        screen.hang_up()
+    with at_screen(world, "attach", cwd=project) as screen:
+        screen.until("Hello from the double.")
+        screen.type("\x10\x11")  # ctrl-p ctrl-q
+        assert screen.ended() == 0
+    done = world.agc("exec", "ls", "by-hand", cwd=project)
+    assert done.out == b"by-hand\n"
+    session = world.sessions()[-1]
+    assert len(words("ps", "-q", "--filter", f"label=agent-container.session={session}")) == 2
+    with at_screen(world, "attach", cwd=project) as screen:
+        screen.until("Hello from the double.")
+        screen.quiet()
+        screen.type("/exit" if interface.agent == "claude" else "/quit")
+        screen.quiet()
+        screen.type("\r")
+        assert screen.ended() == 0
