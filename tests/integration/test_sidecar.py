@@ -177,6 +177,7 @@ FAULTS = {
     "a name without an address": ("http://empty.test/", " 503 ", "empty.test does not resolve: "),
     "a port where nobody listens": ("http://ok.test:9999/", " 503 ", "ok.test port 9999 cannot be reached: (111)"),
     "a host that hangs up": ("http://ok.test:8443/", " 50", "ok.test "),
+    "a tunnel to a name that does not resolve": ("https://gone.test/", " 503 ", "gone.test does not resolve"),
     "a certificate of nobody": ("https://badcert.test/", " 503 ", "TLS with badcert.test port 443 failed: "),
 }
 
