@@ -126,12 +126,21 @@ def render(agent: AgentOption = None, bind: BindMode = False, clone: CloneMode =
 
 
 @app.command()
-def build(accept: Accept = None, agent: AgentOption = None) -> None:
+def build(
+    accept: Accept = None,
+    agent: AgentOption = None,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Then remove this tool's images that nothing has used or made for two weeks."),
+    ] = False,
+) -> None:
     """Build the images that the spec needs."""
     from agent_container.commands.build import build_images
 
     result = approved(
-        lambda yes: build_images(CALL.context, accept=yes, agent=agent), accept=accept, again="agent-container build"
+        lambda yes: build_images(CALL.context, accept=yes, agent=agent, prune=prune),
+        accept=accept,
+        again="agent-container build",
     )
     CALL.ui.result(result, command="build", show=lambda: CALL.ui.fields(result.fields))
 

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from agent_container.engine.connection import Connection
 from agent_container.engine.frames import STDOUT, HijackRefused, SocketChannel, hijack, read_frames
+from agent_container.engine.image_list import list_images, remove_image, used_images
 from agent_container.engine.labelled import die_with_parent, find_labelled
 from agent_container.engine.protocol import ContainerState, Created, ExecResult, Labelled, Once
 from agent_container.errors import EngineError
+from agent_container.image_prune import LocalImage
 from agent_container.stack import LABEL, Mount, Stack
 
 if TYPE_CHECKING:
@@ -64,6 +66,21 @@ class DockerEngine:
                 return str(self._call.inspect_image(tag)["Id"])
         except docker.errors.NotFound:
             return None
+
+    def images_of(self, repository: str) -> list[LocalImage]:
+        """Every tag of a repository."""
+        with _engine_errors(f"list images of {repository}"):
+            return list_images(self._api, repository)
+
+    def images_in_use(self) -> set[str]:
+        """Ids of images that containers were made from, running or not."""
+        with _engine_errors("list containers"):
+            return used_images(self._api)
+
+    def remove_image(self, tag: str) -> bool:
+        """Takes a tag away, and the image with its last one. False where something uses it after all."""
+        with _engine_errors(f"remove image {tag}"):
+            return remove_image(self._api, tag)
 
     def create(self, stack: Stack, *, directory: Path) -> Created:
         """`docker compose create` on the rendered files: explicit file, project and directory, no `.env`."""
