@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
+
 import pytest
 
 from agent_container.cli import globals_first, main, verb_of
+from agent_container.cli_call import CALL
+from agent_container.commands.context import Context
 from agent_container.errors import AgentContainerError
 from agent_container.ui import Ui
 
@@ -57,3 +62,24 @@ def test_a_usage_error_names_what_to_type(words: list[str], hint: str, monkeypat
         main(words)
     assert ended.value.code == 2
     assert [error.hint for error in said] == [hint]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["ls"], "agent-container up"),
+        (["runs", "ls"], "agent-container run"),
+        (["credential", "ls"], "agent-container credential set NAME"),
+    ],
+)
+def test_an_empty_list_says_what_to_type(
+    words: list[str], hint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    environ = {"XDG_DATA_HOME": str(tmp_path / "d"), "XDG_STATE_HOME": str(tmp_path / "s")}
+    monkeypatch.setattr(CALL, "_context", Context(directory=tmp_path, environ=environ), raising=False)
+    monkeypatch.setattr(CALL, "_ui", Ui(stdout=out, stderr=err, environ={}), raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert (ended.value.code, out.getvalue(), err.getvalue().count("\n")) == (0, "", 1)
+    assert hint in err.getvalue()
