@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from agent_container.commands.context import Context
-from agent_container.commands.run import run_task
+from agent_container.commands.run import RunRequest, run_task
 from tests.bench.conftest import Bench
 
 RUNS = 5
@@ -23,9 +23,7 @@ def test_the_parts_of_a_run(bench: Bench, say: Callable[[str], None]) -> None:
             environ=bench.environ,
             report=lambda text, marks=marks: marks.append((text, time.perf_counter())),  # type: ignore[misc]
         )
-        result = run_task(
-            ctx, "nothing", accept=None, agent=None, model=None, mode="clone", on_event=lambda event: None
-        )
+        result = run_task(ctx, RunRequest(task="nothing", mode="clone"), on_event=lambda event: None)
         marks.append(("Removed what was made", time.perf_counter()))
         assert result.record.host.outcome == "succeeded"
         if number == 0:

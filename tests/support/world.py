@@ -162,7 +162,6 @@ class World:
             "XDG_CONFIG_HOME": str(self.path / "config"),
             "AGENT_CONTAINER_CONFIG": str(self.path / self.settings_name),
             "PYTHONPATH": f"{self.tree}:{self.tree / 'sidecar'}",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "TERM": "xterm",
         }
 
