@@ -24,7 +24,7 @@ class Interface:
 
 
 INTERFACES = {
-    "claude": Interface("claude", "anthropic", "? for shortcuts"),
+    "claude": Interface("claude", "anthropic", "bypass permissions on"),
     "codex": Interface("codex", "openai", "OpenAI Codex"),
 }
 QUESTIONS = ("trust", "log in", "Log in", "Sign in", "API key", "theme", "Update available", "Bypass Permissions")
@@ -53,10 +53,11 @@ def test_prompt_tool_call_lost_terminal_rejoin_quit(world: World, project: Path,
         screen.quiet()
         asked = [question for question in QUESTIONS if question in screen.text]
         assert not asked, screen.text
-        screen.paste("RUN: touch by-hand && echo made-it\nSAY: Hello from the double.")
+        screen.paste("RUN: touch by-hand && echo made-$((40+2))\nSAY: Hello from the double.")
         screen.quiet()
         screen.type("\r")
-        screen.until("Hello from the double.")
+        screen.until("made-42")  # the tool's own output: the prompt holds all other words already
+        screen.quiet(3)
         screen.resize(24, 80)
         screen.until("Hello from the double.")
         screen.hang_up()
