@@ -57,6 +57,9 @@ def fake_stage(
     directory.mkdir()
     (directory / "test_it.py").write_text(body)
     monkeypatch.setattr(stages, "PYTHON", Path(sys.executable))
+    # Only what pyproject.toml names: the other plugins would be most of such a small pytest's time.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "pytest_timeout")
     monkeypatch.setitem(stages.STAGES, "only", stages.Stage("only", limit_s, tests=(str(directory),)))
 
 
