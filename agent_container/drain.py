@@ -234,6 +234,8 @@ class _Intake:
         self._truncated = _Names()
         self._lost: list[str] = []
         self._seen: set[str] = set()
+        self._branches = False
+        """Whether a tree has shown itself to be a directory."""
         self._over = 0
 
     def run(self) -> DrainReport:
@@ -261,6 +263,7 @@ class _Intake:
         if member.kind == "directory":
             if not self._source.tree:
                 self._refuse(name, "a directory, expected a file")
+            self._branches = True
             return
         if member.kind != "file":
             self._refuse(
@@ -316,6 +319,10 @@ class _Intake:
         if not self._source.tree:
             return self._source.into if len(parts) == 1 else None
         # The engine packs a tree below its own last name, which is ours to choose, not the sandbox's.
+        # It is one file or a directory, whichever comes first: both cannot stand in one place.
+        if self._source.into in self._seen if len(parts) > 1 else self._branches:
+            return None
+        self._branches = len(parts) > 1
         return "/".join([self._source.into, *parts[1:]])
 
     def _refuse(self, name: str, why: str) -> None:

@@ -80,6 +80,12 @@ def test_what_is_hostile_is_refused_by_name_and_the_rest_is_read(entry: Entry, w
     assert (report.files, report.bytes) == (2, 2)
 
 
+def test_a_tree_that_is_one_file_is_that_file_and_nothing_below_it(staged: Path) -> None:
+    report = take(staged, ("d", b"x", FILE), ("d/below", b"y", FILE), ("d", b"z", FILE))
+    assert found(staged) == {"t": b"x"}
+    assert report.refused == ("t: d/below: a hostile name", "t: d: a second file of the same name")
+
+
 def test_plain_names_of_any_alphabet_are_kept(staged: Path) -> None:
     names = ["a b", "é", "日本.txt", "...dots"[3:], ".hidden", "x" * 255, "sub/dir/file"]
     report = take(staged, *((f"d/{name}", b"x", FILE) for name in names))
