@@ -222,6 +222,8 @@ def approve(ctx: Context, resolved: Resolved, *, accept: str | None) -> None:
     """
     if resolved.project.spec_path is None:
         ctx.report(f"Note: there is no {SPEC_NAME}; the defaults hold, with agent {resolved.spec.agent_name}")
+        if accept is None and not ctx.store.touched.load(resolved.project.id):
+            return  # the user's own words on the command line are all that asks for anything
     body = ctx.store.approvals.load(resolved.project.id)
     approved = parse_grants(body) if body is not None else None
     check(approved, resolved.grants, accept)
@@ -232,6 +234,8 @@ def approve(ctx: Context, resolved: Resolved, *, accept: str | None) -> None:
 
 def approval_lines(ctx: Context, resolved: Resolved) -> Sequence[str]:
     """What a yes is missing for, as `plan` shows it; one line when nothing is."""
+    if resolved.project.spec_path is None and not ctx.store.touched.load(resolved.project.id):
+        return ("not needed: there is no spec, and the defaults ask for nothing but the agent",)
     body = ctx.store.approvals.load(resolved.project.id)
     try:
         check(parse_grants(body) if body is not None else None, resolved.grants, None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.search import EVERY_FILE, Search
 from tests.support.world import Done, World, docker
 
 SAY = "Done as you said."
@@ -160,7 +161,7 @@ def failed(world: World, keys: dict[str, str], agent: Agent) -> dict[str, Done]:
     def run(case: str) -> Done:
         directive, outcome, _ = FAILURES[case]
         if outcome == "interrupted":
-            return stopped(world, plain, directive)
+            return stopped(world, plain, directive, key=keys[agent.kind])
         project = hasty if outcome == "timeout" else plain if directive else denied
         return world.agc("--json", "run", f"Try.\n{directive}\n", cwd=project, code=None)
 
@@ -168,8 +169,8 @@ def failed(world: World, keys: dict[str, str], agent: Agent) -> dict[str, Done]:
         return dict(zip(FAILURES, pool.map(run, FAILURES), strict=True))
 
 
-def stopped(world: World, project: Path, directive: str) -> Done:
-    """A run that its user stops once its agent works."""
+def stopped(world: World, project: Path, directive: str, *, key: str) -> Done:
+    """A run that its user stops once its agent works, and after everything in its sandbox was searched for the key."""
     with world.start("--json", "run", f"{directive}\n", cwd=project, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         seen = process.stdout.readline()
@@ -180,6 +181,8 @@ def stopped(world: World, project: Path, directive: str) -> Done:
         while docker("exec", world.container("agent", run), "test", "-e", "/workspace/started", check=False).returncode:
             assert time.monotonic() < until, "its tool was never called"
             time.sleep(0.2)
+        argv = ["docker", "exec", world.container("agent", run), "/bin/sh", "-c", EVERY_FILE]
+        assert Search(key.encode()).output(argv, "the sandbox") > 100_000
         world.agc("runs", "stop", run, cwd=project)
         seen += process.stdout.read()
     return Done((), process.returncode, seen, b"")
@@ -197,6 +200,17 @@ def test_a_run_that_goes_wrong_says_how(failed: dict[str, Done], agent: Agent, c
     assert done.host["egress"]["verified"] == "verified"
     if outcome == "interrupted":
         assert done.host["workspace"]["files_changed"] == 1, "what it had done is kept"
+
+
+def test_the_key_is_nowhere_but_in_its_seal(
+    first: Done, failed: dict[str, Done], world: World, keys: dict[str, str], agent: Agent
+) -> None:
+    search = Search(keys[agent.kind].encode())
+    for done in (first, *failed.values()):
+        search.bytes(done.out + done.err, "what the tool printed")
+    assert any((world.place(first.host["run"]) / "home").rglob("*")), "its transcript is part of the record"
+    assert search.tree(world.data) > 20
+    search.tree(world.state)
 
 
 MANY = "".join(f"RUN: echo {number}\n" for number in range(8))
@@ -218,3 +232,34 @@ def test_a_budget_ends_the_run(world: World, keys: dict[str, str], agent: Agent,
     calls = sum(row["calls"] for row in done.result["agent"]["tool_calls"])
     assert 0 < calls < 8, done.result["agent"]
     assert done.host["egress"]["verified"] == "verified"
+
+
+EIGHT = tuple(f"{name}-{number}" for number in range(4) for name in ("claude", "codex"))
+
+
+def test_eight_runs_of_two_agents_side_by_side_on_one_repository(world: World, keys: dict[str, str]) -> None:
+    assert keys
+    project = world.project("crowded", None, accept=False)
+    for name in ("claude", "codex"):
+        world.agc("build", "--agent", name, cwd=project)
+
+    def run(mark: str) -> Done:
+        task = f"RUN: echo {mark} > {mark}.txt && git add -A && git commit -qm {mark}\nSAY: {mark} is done.\n"
+        return world.agc("--json", "run", "--agent", mark.partition("-")[0], task, cwd=project, code=None)
+
+    with ThreadPoolExecutor(len(EIGHT)) as pool:
+        done = dict(zip(EIGHT, pool.map(run, EIGHT), strict=True))
+    for mark, one in done.items():
+        assert one.host["outcome"] == "succeeded", (mark, one.host["reason"])
+        assert one.result["agent"]["final_message"] == f"{mark} is done."
+        assert one.host["versions"]["agent"] == mark.partition("-")[0]
+        assert one.host["egress"]["verified"] == "verified"
+        world.agc("runs", "apply", one.host["run"], cwd=project)
+        branch = f"agent/{one.host['run']}"
+        assert world.git(project, "diff", "--name-only", "main", branch) == f"{mark}.txt"
+        assert world.git(project, "show", f"{branch}:{mark}.txt") == mark
+    for apart in ("session", "run"):
+        assert len({one.host[apart] for one in done.values()}) == len(EIGHT)
+    assert len({one.host["egress"]["chain_head"] for one in done.values()}) == len(EIGHT)
+    assert len({one.result["agent"]["session"] for one in done.values()}) == len(EIGHT)
+    assert [world.objects(one.host["session"]) for one in done.values()] == [[]] * len(EIGHT)

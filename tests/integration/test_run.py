@@ -195,9 +195,10 @@ def test_a_spec_is_asked_for_once_and_again_when_it_widens(world: World) -> None
 def test_a_directory_without_a_spec_gets_the_defaults_and_is_told_so(world: World) -> None:
     project = world.project("bare", None, accept=False)
     before = sorted(path.name for path in project.iterdir())
-    refused = world.agc("--json", "run", "--agent", "demo", "shell: true", cwd=project, code=2)
-    digest = refused.error["digest"][:12]
-    done = world.agc("run", "--agent", "demo", "--accept", digest, "shell: true", cwd=project)
+    approvals = sorted((world.state / "trust").rglob("*"))
+    # Nothing but the user's own command line asks for anything here, so nobody is asked back.
+    done = world.agc("run", "--agent", "demo", "shell: true", cwd=project)
+    assert sorted((world.state / "trust").rglob("*")) == approvals
     assert "no agent-container.yaml; the defaults hold, with agent demo" in done.err.decode()
     assert sorted(path.name for path in project.iterdir()) == before
     assert "no agent is called nobody" in world.agc("run", "--agent", "nobody", "x", cwd=project, code=2).text
