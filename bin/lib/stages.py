@@ -58,7 +58,7 @@ STAGES = {
             tests=("tests/unit", "tests/golden"),
             beside=("tests/unit/agents", "tests/unit/egress", "tests/unit/test_records.py", "tests/golden"),
         ),
-        Stage("process", 600, tests=("tests/process",), beside=("tests/process/egress",)),
+        Stage("process", 600, tests=("tests/process",), beside=("tests/process/egress", "tests/process/runner")),
         Stage(
             "integration",
             3300,
