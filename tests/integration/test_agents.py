@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.screen import at_screen
 from tests.support.search import EVERY_FILE, Search
 from tests.support.world import Done, World, docker
 
@@ -263,3 +264,24 @@ def test_eight_runs_of_two_agents_side_by_side_on_one_repository(world: World, k
     assert len({one.host["egress"]["chain_head"] for one in done.values()}) == len(EIGHT)
     assert len({one.result["agent"]["session"] for one in done.values()}) == len(EIGHT)
     assert [world.objects(one.host["session"]) for one in done.values()] == [[]] * len(EIGHT)
+
+
+def test_a_key_that_the_shell_holds_is_offered_once(world: World, keys: dict[str, str]) -> None:
+    key = f"sk-shell-{secrets.token_urlsafe(32)}"
+    project = world.project("keyless", None, accept=False)
+    fresh = {"XDG_DATA_HOME": str(world.path / "keyless-data"), "XDG_CONFIG_HOME": str(world.path / "keyless-config")}
+    build = ("build", "--agent", "claude")
+    missing = world.agc("--json", *build, cwd=project, code=2, env=fresh)
+    assert missing.error["hint"] == "agent-container credential set anthropic"
+    shell = {**fresh, "ANTHROPIC_API_KEY": key}
+    refused = world.agc("--json", "--no-input", *build, cwd=project, code=2, env=shell)
+    assert refused.error["hint"] == "agent-container credential set anthropic --from-env ANTHROPIC_API_KEY"
+    for answer, code in (("n", 2), ("y", 0)):
+        with at_screen(world, *build, cwd=project, env=shell) as screen:
+            screen.until("Use ANTHROPIC_API_KEY of this shell")
+            screen.type(f"{answer}\r")
+            assert screen.ended() == code, screen.text
+            assert key not in screen.text
+    world.agc(*build, cwd=project, env=fresh)
+    assert Search(key.encode()).tree(world.path / "keyless-data") > 0
+    assert key not in keys.values()
