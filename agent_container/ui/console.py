@@ -297,3 +297,12 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def size(count: int) -> str:
+    """Bytes for people: `0`, `812 B`, `12 kB`, `3.4 MB`."""
+    if count < 1000:
+        return f"{count} B" if count else "0"
+    power = next((power for power in (1, 2, 3) if count < 999.5 * 1000**power), 4)
+    amount, unit = count / 1000**power, ("kB", "MB", "GB", "TB")[power - 1]
+    return f"{amount:.1f} {unit}" if amount < 9.95 else f"{amount:.0f} {unit}"

@@ -26,7 +26,7 @@ from agent_container.events import (
 )
 from agent_container.records import Outcome, RunRecord
 from agent_container.ui.clean import one_line
-from agent_container.ui.console import BAD, FAINT, GOOD, WARN, Ui, duration
+from agent_container.ui.console import BAD, FAINT, GOOD, WARN, Ui, duration, size
 from agent_container.verify import VERIFIED, VerifyResult
 
 WIDTH = 100
@@ -253,8 +253,11 @@ def _show_egress(ui: Ui, record: RunRecord) -> None:
         ]
     )
     if egress.top_hosts:
-        rows = [(row.host, str(row.allowed), str(row.denied)) for row in egress.top_hosts]
-        ui.table(("host", "allowed", "denied"), rows)
+        rows = [
+            (row.host, str(row.allowed), str(row.denied), size(row.bytes_up), size(row.bytes_down))
+            for row in egress.top_hosts
+        ]
+        ui.table(("host", "allowed", "denied", "sent", "received"), rows)
     if egress.refusals:
         ui.heading("refused")
         refused = [(_place(row.host, row.port), row.layer, row.rule, str(row.count)) for row in egress.refusals]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agent_container.errors import AgentContainerError, ApprovalNeeded, EngineError, Tampered, UsageError
 from agent_container.events import AgentMessage, AgentOutput, EgressDenied, Evidence, ToolCall
 from agent_container.records import Drained, Outcome
-from agent_container.ui import Ui, clean, duration, envelope, jsonable, one_line
+from agent_container.ui import Ui, clean, duration, envelope, jsonable, one_line, size
 from agent_container.ui.views import event_line, show_event, show_run_detail, show_summary
 from tests.support.records import STARTED, chain_of, record_of
 
@@ -348,3 +348,12 @@ class TestViews:
         shown = Shown()
         show_event(shown.ui, AgentMessage(text="a\n  b\x1b\n"))
         assert shown.text == "a\n  b\\x1b\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0"), (1, "1 B"), (999, "999 B"), (1000, "1.0 kB"), (9_960, "10 kB"), (999_499, "999 kB"), (999_500, "1.0 MB"),
+     (3_400_000, "3.4 MB"), (2 * 10**12, "2.0 TB"), (10**16, "10000 TB")],
+)  # fmt: skip
+def test_bytes_for_people(count: int, words: str) -> None:
+    assert size(count) == words
