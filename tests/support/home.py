@@ -5,6 +5,7 @@ Networks lead nowhere (`internal`), resolvers are documentation addresses: what 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -12,7 +13,9 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +148,8 @@ class Home:
         asked = self.run("build")
         digest = re.search(r"--accept ([0-9a-f]{12,})", asked.output)
         assert digest is not None, asked.output
-        built = self.run("build", "--accept", digest[1])
+        with one_builds():
+            built = self.run("build", "--accept", digest[1])
         assert built.status == 0, built.output
         return digest[1]
 
@@ -162,6 +166,18 @@ class Home:
     def container(self, session: str, role: str) -> str:
         """The id of one container of a session."""
         return str(dict(self.sessions()[session]["containers"])[role])
+
+
+@contextlib.contextmanager
+def one_builds() -> Iterator[None]:
+    """Of the test processes of this user, one at a time: the tool's own lock is its store's, and they have one each.
+
+    Two that make an image of one tag at once would leave each other with containers of the one that lost.
+    """
+    path = Path(tempfile.gettempdir()) / f"agent-container-test-builds-{os.getuid()}"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def objects(project: str) -> list[str]:

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tests.support.home import one_builds
 from tests.support.workspace import GIT_ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
@@ -230,11 +231,12 @@ class World:
         path = project / "agent-container.yaml"
         text = path.read_bytes() if path.exists() else b""
         known = self.digests.get(text)
-        if known and self.agc("build", "--accept", known, cwd=project, code=None).code == 0:
-            return
-        if digest := self.digest(project):
-            self.agc("build", "--accept", digest, cwd=project)
-            self.digests[text] = digest
+        with one_builds():
+            if known and self.agc("build", "--accept", known, cwd=project, code=None).code == 0:
+                return
+            if digest := self.digest(project):
+                self.agc("build", "--accept", digest, cwd=project)
+                self.digests[text] = digest
 
     def project(
         self, name: str, spec: str | None = DEMO, *, git: bool = True, accept: bool = True, **files: str
