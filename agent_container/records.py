@@ -278,8 +278,10 @@ class RunRecord(_Noun):
         return EXIT_STATUS[self.host.outcome]
 
     def encode(self) -> bytes:
-        """The content of record.json."""
-        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=True).encode() + b"\n"
+        """The content of record.json. A lone surrogate, which JSON allows an agent to send, becomes `?`: no parser
+        would read it back."""
+        plain = json.dumps(self.model_dump(mode="json"), ensure_ascii=False).encode("utf-8", "replace")
+        return json.dumps(json.loads(plain), indent=2, ensure_ascii=True).encode() + b"\n"
 
 
 def basis_of(outcome: Outcome) -> Basis:

@@ -264,7 +264,8 @@ class Limits(_Part):
     model_requests: Annotated[int, Field(ge=1, le=10**9)] | None = None
     """The most requests that may carry the agent's key; counted and ended by the sidecar."""
     model_bytes: Size | None = None
-    """The most that may go to and come from the model's host, such as `200m`; counted and ended by the sidecar."""
+    """The most that may go to and come from the model's host, such as `200m`; counted by the sidecar when a transfer is
+    over, and then nothing more goes there."""
     cost_usd: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] | None = None
     """The most that a task may cost in US dollars, by the agent's own count."""
     turns: Annotated[int, Field(ge=1, le=10**6)] | None = None

@@ -17,10 +17,13 @@ CAPABILITIES = (
 )
 MEMORY_BYTES = 1024**3
 PIDS = 256
+PROBE_S, STANDING_PROBE_S = 5.0, 30.0
+"""Each probe is a process that the engine starts, some 100 ms of a core: those of forty standing sandboxes would keep
+one busy. Nobody waits for them there: `status` asks over the control socket."""
 # Idle 150 MB; busy with hundreds of bumped connections still below a third of the limit.
 
 
-def sidecar_container(*, image: str, memory_bytes: int = MEMORY_BYTES) -> Container:
+def sidecar_container(*, image: str, memory_bytes: int = MEMORY_BYTES, probe_s: float = PROBE_S) -> Container:
     """The sidecar's container. Root inside, but with no capability to read other uids' files or to give files away."""
     return Container(
         service="egress",
@@ -44,8 +47,6 @@ def sidecar_container(*, image: str, memory_bytes: int = MEMORY_BYTES) -> Contai
             ("net.ipv4.ping_group_range", "1 0"),  # nobody: an echo request carries data out
         ),
         limits=Limits(pids=PIDS, memory_bytes=memory_bytes, swap=False),
-        # Each probe is a process that the engine starts, some 50 ms of a core: at 100 ms the probes of sidecars that
-        # come up together took most of a small machine. The host asks over the control socket and waits for no probe.
-        probe=Probe(argv=("/usr/bin/cat", identity.HEALTHY_FILE), interval_s=5.0, start_interval_s=0.5, retries=3),
+        probe=Probe(argv=("/usr/bin/cat", identity.HEALTHY_FILE), interval_s=probe_s, start_interval_s=0.5, retries=3),
         stop_grace_s=3,
     )

@@ -6,6 +6,7 @@ import json
 import math
 
 MAX_COUNT = 2**53
+MAX_ROWS = 1000
 
 
 def text(row: dict[str, object], key: str) -> str:
@@ -39,9 +40,9 @@ def mapping(row: dict[str, object], key: str) -> dict[str, object]:
 
 
 def rows(row: dict[str, object], key: str) -> list[dict[str, object]]:
-    """The objects of a list."""
+    """The objects of a list, as far as any real one is long: a line of 16 MiB can hold a million."""
     value = row.get(key)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return [item for item in value[:MAX_ROWS] if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def as_json(value: object) -> str:

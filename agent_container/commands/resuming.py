@@ -63,6 +63,13 @@ def find_resumed(ctx: Context, resolved: Resolved, run: str) -> Resumed:
         )
     bundle, home = place.path / BUNDLE, place.path / KEPT_HOME
     work = None
+    changed = workspace.head_commit is not None and workspace.head_commit != workspace.base_commit
+    if not bundle.is_file() and (workspace.note is not None or workspace.base_commit is None or changed):
+        raise UsageError(
+            f"the work of run {place.run_id} is not in its record as a bundle, so no run can go on from it",
+            details=(workspace.note,) if workspace.note else (),
+            hint=again,
+        )
     if bundle.is_file() and workspace.base_commit is not None:
         work = Earlier(
             bundle=bundle,

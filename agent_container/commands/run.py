@@ -29,7 +29,7 @@ from agent_container.errors import AgentContainerError, EngineError, UsageError
 from agent_container.events import Event
 from agent_container.ids import ID_PATTERN, new_id
 from agent_container.records import Outcome, RunRecord
-from agent_container.sandbox.closing import close_run
+from agent_container.sandbox.closing import BUNDLE, close_run
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.runner import RunnerClient, TurnRequest
 from agent_container.sandbox.turn import TurnEnd, TurnLimits, TurnWatch, follow_turn
@@ -155,9 +155,9 @@ def run_task(ctx: Context, request: RunRequest, *, on_event: Callable[[Event], N
         )
         closed = close_run(ctx.engine, ctx.store, closing, report=ctx.report)
     # The work stays in the record: it enters the user's repository only when they ask, and after a look at it.
-    workspace = closed.record.host.workspace
-    changed = workspace is not None and bool(workspace.commits or workspace.files_changed)
-    command = f"agent-container runs apply {session}" if changed else None
+    for name in closed.left_behind:
+        ctx.report(f"Note: not in the bundle of its work: {name}")
+    command = f"agent-container runs apply {session}" if (closed.place.path / BUNDLE).is_file() else None
     return RunResult(record=closed.record, directory=closed.place.path, next_command=command)
 
 

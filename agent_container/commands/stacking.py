@@ -15,7 +15,7 @@ from agent_container.errors import EngineError
 from agent_container.render.sidecar_files import DEFAULT_CREDENTIAL_HEADERS, SidecarConfig, render_sidecar_files
 from agent_container.stack import Container, Limits, Network, Stack, Volume
 from agent_container.stack_agent import agent_container
-from agent_container.stack_sidecar import sidecar_container
+from agent_container.stack_sidecar import PROBE_S, STANDING_PROBE_S, sidecar_container
 from agent_container.subnets import DEFAULT_POOL, host_routes4, parse_networks4, plan_subnet4, plan_subnet6
 from agent_container.workspace.mounts import HostPaths, MountRequest, plan_mounts
 from agent_container.workspace.plan import WorkspacePlan
@@ -60,7 +60,7 @@ def plan_stack(
         project=project.id,
         compose_project=compose_project,
         display_name=spec.name,
-        egress=sidecar_container(image=images.egress.tag),
+        egress=sidecar_container(image=images.egress.tag, probe_s=PROBE_S if kind == "run" else STANDING_PROBE_S),
         agent=agent_container(
             image=images.agent.tag,
             user=resolved.user,

@@ -260,7 +260,8 @@ def _collect(engine: Engine, store: Store, state: SessionState, staged: Path) ->
     except AgentContainerError as error:
         words = "; ".join([error.message, *error.details[:2]])
         return None, (f"the work could not be collected: {words}", *_rescue(engine, state, staged))
-    return work, ()
+    # What is left out of a bundle (it is too large, say) goes with the volume: all of it as it is, then.
+    return work, _rescue(engine, state, staged) if work.incomplete else ()
 
 
 def _rescue(engine: Engine, state: SessionState, staged: Path) -> tuple[str, ...]:

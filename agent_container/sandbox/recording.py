@@ -87,7 +87,7 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
             duration_s=_duration(closing, state, tally),
             clock_skew_s=skew,
             outcome=end.outcome,
-            basis=basis_of(end.outcome),
+            basis=end.basis or basis_of(end.outcome),
             reason=end.reason + _about_model(end.outcome, state.model_hosts, seen.egress),
             digests=Digests(
                 spec=state.spec_digest or None,
@@ -128,7 +128,7 @@ def within_budget(end: TurnEnd, egress: Egress) -> TurnEnd:
     spent = next((row for row in egress.refusals if row.rule.startswith(BUDGET_RULES)), None)
     if spent is None or end.outcome is not Outcome.FAILED:
         return end
-    return replace(end, outcome=Outcome.BUDGET, reason=f"{spent.rule}; {end.reason}")
+    return replace(end, outcome=Outcome.BUDGET, reason=f"{spent.rule}; {end.reason}", basis=Basis.HOST)
 
 
 def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally, *, ended: datetime) -> TurnEnd:
@@ -138,10 +138,14 @@ def end_by_spool(state: SessionState, profile: AgentProfile, tally: Tally, *, en
         return TurnEnd(judged, state.reason or "the process that drove the run was gone before it wrote why")
     if tally.exit is not None:
         elapsed = (ended - state.turn_started).total_seconds() if state.turn_started else 0.0
-        host = HostsView(elapsed_s=elapsed, time_s=state.limits.time_s or math.inf)
+        host = HostsView(
+            elapsed_s=elapsed,
+            time_s=state.limits.time_s or math.inf,
+            limited=state.limits.turns is not None or state.limits.cost_usd is not None,
+        )
         end = end_of(tally.exit, profile, tally.result, host, last_error=tally.last_error)
         note = "the process that drove the run was gone; its end is read from the spool"
-        return TurnEnd(end.outcome, end.reason, end.exit_code, end.signal, (*end.notes, note))
+        return replace(end, notes=(*end.notes, note))
     if judged is not None:
         return TurnEnd(judged, state.reason or "the process that drove the run was gone before it wrote why")
     return TurnEnd(Outcome.LOST, "the process that drove the run was gone, and the spool does not say how it ended")

@@ -18,7 +18,7 @@ from agent_container.engine.protocol import Engine
 from agent_container.errors import EngineError
 from agent_container.events import AgentError, AgentResult, Event, RunNote, ToolCall, Usage
 from agent_container.frames import MAX_AGENT_LINE_BYTES, Frame, Line, LineSplitter
-from agent_container.records import Outcome
+from agent_container.records import Basis, Outcome
 from agent_container.sandbox.runner import Received, RunnerClient
 from agent_egress.budget import USED_UP
 
@@ -42,6 +42,8 @@ class TurnEnd:
     exit_code: int | None = None
     signal: str | None = None
     notes: tuple[str, ...] = ()
+    basis: Basis | None = None
+    """Whose word it is, where the outcome alone does not say."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
         silent_s=now - progress.last_output,
         idle_s=watch.limits.idle_s,
         printed=progress.next_seq > 1,
+        limited=watch.limits.turns is not None or watch.limits.cost_usd is not None,
     )
     if progress.asked_to_stop is None and frame.reason in ("stopped", "interrupted") and watch.stop_requested():
         raise _Ended(TurnEnd(Outcome.INTERRUPTED, "stopped by its user", frame.code, frame.signal))
@@ -225,7 +228,7 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
     elif now - progress.last_output > watch.limits.idle_s + RUNNER_SLACK_S:
         _ask_to_stop(watch, progress, idled_out(watch.limits.idle_s))
     elif words := over_budget(watch.limits, turns=progress.turns, cost_usd=progress.cost_usd):
-        _ask_to_stop(watch, progress, TurnEnd(Outcome.BUDGET, words))
+        _ask_to_stop(watch, progress, TurnEnd(Outcome.BUDGET, words, basis=Basis.AGENT))
     elif progress.result is not None and progress.result_at is not None and now - progress.result_at > RESULT_GRACE_S:
         outcome = Outcome.SUCCEEDED if progress.result.ok else Outcome.FAILED
         note = f"the agent went on for {RESULT_GRACE_S:g} s after its result and was ended"
@@ -291,6 +294,8 @@ class HostsView:
     idle_s: float = 0.0
     printed: bool = True
     """Whether any output was seen, or may have been."""
+    limited: bool = False
+    """Whether the agent was given a limit that it holds itself."""
 
     def says(self, reason: str) -> bool:
         """Whether the host can vouch for the reason that the runner gives."""
@@ -325,10 +330,9 @@ def end_of(
             return TurnEnd(Outcome.FAILED, words, code, signal)
         case _:
             pass
-    if result is not None and result.budget and not result.ok:
-        return TurnEnd(
-            Outcome.BUDGET, f"the agent ended at a limit that it was given: {result.text[:200]}", code, signal
-        )
+    if result is not None and result.budget and not result.ok and host.limited:
+        words = f"the agent ended at a limit that it was given: {result.text[:200]}"
+        return TurnEnd(Outcome.BUDGET, words, code, signal, basis=Basis.AGENT)
     if code == 0 and result is not None and result.ok:
         return TurnEnd(Outcome.SUCCEEDED, "the agent reported success and exited with status 0", code)
     if code == 0 and not profile.has_result:

@@ -19,6 +19,7 @@ from agent_egress.children import log
 from agent_egress.daemons import DAEMONS, START_S, Fleet, PartError, probe
 from agent_egress.enforcement import DENY_ALL, Enforcement, checked_policy, narrower, private_domains
 from agent_egress.policy import Policy
+from agent_egress.pulse import Pulse
 from agent_egress.receipts import Fields, key_commitment
 from agent_egress.ruleset import RulesetError
 from agent_egress.traffic import Tally
@@ -78,6 +79,7 @@ class Boundary:
         self._deadline: float | None = None
         self._credentials: Sequence[object] = ()
         self._used_up = ""
+        self._pulse = Pulse()
         self._opened: Answer = {}
         self._sealed: Answer = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -293,23 +295,26 @@ class Boundary:
         return self.state == "open" and not self.wrong
 
     async def tick(self) -> None:
-        """Once a second: the rules are still ours, the counts become receipts, the deadline holds."""
+        """Once a second: the rules are still ours, the counts become receipts, the deadline holds. Where nobody works,
+        the rules are looked at less often: forty idle sandboxes must not keep two processors busy."""
         if self.state != "open":
             return
-        try:
-            live = ruleset.read_back()
-        except RulesetError:
-            live = None
-        if live is not None:
-            await self._record(self._tally.receipts(live))
-        if live is None or not self._held.intact(live):
-            await self._reload()
+        counters = await self._audit({"op": "counters"})
+        if self._pulse.beat(counters.get("head")):
+            try:
+                live = ruleset.read_back()
+            except RulesetError:
+                live = None
+            if live is not None:
+                await self._record(self._tally.receipts(live))
+            if live is None or not self._held.intact(live):
+                await self._reload()
         if self._deadline is not None and now_s() >= self._deadline and not self._held.cut:
             await self.cut("deadline")
 
     async def watch(self) -> None:
         """Every few seconds: each daemon still answers."""
-        if self.state != "open":
+        if self.state != "open" or not self._pulse.due():
             return
         self.wrong = await self.fleet.watch()
         if self.wrong.get("audit") == probes.CHAIN_FULL:

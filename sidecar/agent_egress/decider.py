@@ -106,8 +106,11 @@ class Decider:
 
     def _within_budget(self, policy: Policy, question: Question, verdict: Verdict) -> Verdict:
         """Counted before it goes out, so that requests at the same time cannot all be the last one."""
-        uses = any(receipt.get("credential") in self._spending.limits.credentials for receipt in verdict.receipts)
-        if not verdict.allowed or not uses:
+        limits = self._spending.limits
+        # Without the key too: what the budget holds back is data to and from that host, not only what it costs.
+        keys = any(receipt.get("credential") in limits.credentials for receipt in verdict.receipts)
+        hosts = any(receipt.get("host") in limits.hosts for receipt in verdict.receipts)
+        if not verdict.allowed or not (keys or hosts):
             return verdict
         words = self._spending.used_up()
         if words:

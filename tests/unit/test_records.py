@@ -21,6 +21,7 @@ from agent_container.records import (
     Basis,
     Outcome,
     RunRecord,
+    ToolCount,
     basis_of,
     parse_record,
     record_schema,
@@ -69,6 +70,17 @@ def test_what_is_written_is_read() -> None:
     assert row["host"]["started"] == "2026-11-29T15:33:59Z"
     assert "exit_code" in row["agent"]
     assert "exit_code" not in row["host"]
+
+
+def test_a_lone_surrogate_of_an_agents_output_leaves_the_record_readable() -> None:
+    cut = "cut emoji \ud83d"
+    record = record_of()
+    agent = AgentView(final_message=cut, errors=(cut,), tool_calls=(ToolCount(name=cut, calls=1),))
+    host = record.host.model_copy(update={"reason": cut})
+    written = record.model_copy(update={"agent": agent, "host": host}).encode()
+    read = parse_record(written, origin="here")
+    assert read.host.reason == "cut emoji ?" and read.agent is not None and read.agent.final_message == "cut emoji ?"
+    assert written.isascii()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ how events are passed on while it goes on.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
@@ -11,9 +12,9 @@ import pytest
 
 from agent_container.agents.own import own_profile
 from agent_container.engine.protocol import Engine
-from agent_container.events import Event
+from agent_container.events import AgentResult, Event
 from agent_container.frames import Frame
-from agent_container.records import Outcome
+from agent_container.records import Basis, Outcome
 from agent_container.sandbox.turn import HostsView, TurnLimits, TurnWatch, _Progress, end_of
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
@@ -39,6 +40,15 @@ CASES = [
 def test_the_runners_word_never_becomes_the_hosts(reason: str, host: HostsView, outcome: Outcome) -> None:
     frame = Frame(1, 1, 0, None, "exit", code=0, reason=reason, detail="interrupted by SIGINT")
     assert end_of(frame, PROFILE, None, host).outcome is outcome
+
+
+def test_a_limit_that_nobody_gave_ends_nothing() -> None:
+    # Anything in the sandbox can write into the agent's stream: what ends for a budget there is the agent's word.
+    frame = Frame(1, 1, 0, None, "exit", code=1, reason="exit")
+    forged = AgentResult(ok=False, text="error_max_budget_usd", budget=True)
+    assert end_of(frame, PROFILE, forged, EARLY).outcome is Outcome.FAILED
+    given = end_of(frame, PROFILE, forged, replace(EARLY, limited=True))
+    assert (given.outcome, given.basis) == (Outcome.BUDGET, Basis.AGENT)
 
 
 def test_events_are_numbered_from_one_and_stamped_as_they_arrive() -> None:

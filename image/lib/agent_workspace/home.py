@@ -22,6 +22,7 @@ def unpack_files(home: Path, source: BinaryIO) -> None:
                 if path.is_symlink() or not path.is_dir():
                     path.mkdir(0o700)
             body = tar.extractfile(member)
+            (path / parts[-1]).unlink(missing_ok=True)  # the image's own HOME may hold one: the record's is newer
             with (path / parts[-1]).open("xb") as file:
                 while body is not None and (block := body.read(1 << 20)):
                     file.write(block)

@@ -662,6 +662,10 @@ def test_bytes_to_and_from_the_model_are_a_budget_too(sidecar: Sidecar) -> None:
         sock.sendall(b"GET TCP_MISS api.test 443 1 0\n")
         until(lambda: len(sidecar.receipts("transfer")) == 3)
     assert "limits.model_bytes: all 1000 bytes are used" in squid.ask(MODEL)
+    without_a_key = line("POST", "api.test", scheme="https", path="/v1/messages")
+    for other in (without_a_key, line("CONNECT", "api.test")):
+        assert "limits.model_bytes" in squid.ask(other), "data gets there without the key as well"
+    assert squid.ask(line("CONNECT", "ok.test")).startswith("0 OK")
     squid.close()
 
 

@@ -20,7 +20,7 @@ from agent_container.sandbox.turn import HostsView, end_of
 from agent_container.tally import Tally
 
 STREAMS = Path(__file__).parent / "streams"
-HOST = HostsView(elapsed_s=5, time_s=100, silent_s=1, idle_s=50)
+HOST = HostsView(elapsed_s=5, time_s=100, silent_s=1, idle_s=50, limited=True)
 GOOD, BAD, LIMIT = Outcome.SUCCEEDED, Outcome.FAILED, Outcome.BUDGET
 
 
