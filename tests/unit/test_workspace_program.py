@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -14,6 +16,7 @@ LIB = Path(__file__).parents[2] / "image" / "lib"
 sys.path.insert(0, str(LIB))
 
 from agent_workspace.git import Clock, Failed, Repository  # noqa: E402
+from agent_workspace.home import unpack_files  # noqa: E402
 from agent_workspace.measure import _kind, _leaves  # noqa: E402
 from agent_workspace.staging import matches  # noqa: E402
 from agent_workspace.stream import read_header, write_header  # noqa: E402
@@ -242,3 +245,36 @@ def test_settings_are_read_beside_a_head_that_git_would_wait_for(
     os.mkfifo(tmp_path / ".git" / "HEAD")
     monkeypatch.chdir(tmp_path)
     assert ("core.bare", "false") in read_config(tmp_path / ".git" / "config", Clock(time.monotonic() + 20))
+
+
+def home_stream(*members: tuple[str, bytes, bytes]) -> io.BytesIO:
+    """A tar of (name, type, content)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, kind, content in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.size, member.linkname = kind, len(content), "/etc/passwd"
+            tar.addfile(member, io.BytesIO(content))
+    out.seek(0)
+    return out
+
+
+def test_what_an_agent_kept_comes_back_over_what_the_image_has(tmp_path: Path) -> None:
+    there = tmp_path / ".agent" / "sessions" / "one.jsonl"
+    there.parent.mkdir(parents=True)
+    there.write_text("the image's own")
+    unpack_files(tmp_path, home_stream((".agent/sessions/one.jsonl", tarfile.REGTYPE, b"kept")))
+    assert there.read_text() == "kept" and there.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../out", tarfile.REGTYPE), ("/out", tarfile.REGTYPE), ("a/../../out", tarfile.REGTYPE), ("a", tarfile.SYMTYPE),
+     ("a", tarfile.LNKTYPE), ("a", tarfile.CHRTYPE), ("a", tarfile.FIFOTYPE)],
+)  # fmt: skip
+def test_nothing_but_files_below_home_comes_back(tmp_path: Path, name: str, kind: bytes) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with pytest.raises(Failed, match="refused"):
+        unpack_files(home, home_stream((name, kind, b"")))
+    assert list(tmp_path.iterdir()) == [home] and list(home.iterdir()) == []
