@@ -56,7 +56,14 @@ AGENTS = {
         "gemini", "google", "generativelanguage.googleapis.com", "x-goog-api-key", "", "401", "gemini-2.5-pro"
     ),
     "opencode": Agent(
-        "opencode", "anthropic", "api.anthropic.com", "x-api-key", "", "401", "anthropic/claude-sonnet-4-5", costs=True
+        "opencode",
+        "anthropic",
+        "api.anthropic.com",
+        "x-api-key",
+        "",
+        "invalid x-api-key",
+        "anthropic/claude-sonnet-4-5",
+        costs=True,
     ),
     "pi": Agent(
         "pi", "anthropic", "api.anthropic.com", "x-api-key", "", "401", "anthropic/claude-sonnet-4-5", costs=True
