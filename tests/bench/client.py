@@ -16,6 +16,7 @@ BULK_BYTES = 64 << 20
 REQUESTS = 400
 THREADS = 8
 CONNECTIONS = 60
+STREAMS = 15
 HEADERS = {"Host": HOST}
 
 
@@ -82,5 +83,20 @@ def new_connections() -> float:
     return CONNECTIONS / (time.perf_counter() - begin)
 
 
+def first_byte() -> float:
+    """Until the first event of a streamed answer is there, in ms, on a kept-alive connection."""
+    made, taken = connect(), []
+    get(made, "/x")
+    for _ in range(STREAMS):
+        begin = time.perf_counter()
+        made.request("GET", PREFIX + "/sse", headers=HEADERS)
+        answer = made.getresponse()
+        answer.read(1)
+        taken.append(time.perf_counter() - begin)
+        answer.read()
+    return statistics.median(taken) * 1000
+
+
 rate, latency = kept_alive()
-print(json.dumps({"bulk": bulk(), "rate": rate, "latency": latency, "new": new_connections()}))
+found = {"bulk": bulk(), "rate": rate, "latency": latency, "new": new_connections(), "first": first_byte()}
+print(json.dumps(found))

@@ -19,6 +19,7 @@ UNITS = {
     "rate": "requests/s, 8 kept-alive connections",
     "latency": "ms median of those",
     "new": "new connections/s",
+    "first": "ms to the first byte of a streamed answer",
 }
 POLICY = Policy(
     rules=tuple(Rule("allow", host, origin="bench") for host in HOSTS.values()),
