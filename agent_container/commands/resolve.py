@@ -184,7 +184,7 @@ def _no_spec(project: Project) -> UsageError:
         details=(f"{near} is there: did you mean it?",) if near else (),
         hint=f"mv {near} {SPEC_NAME}"
         if near
-        else f"write one (`agent: {{command: [...]}}`), or try --agent {known_agents()}",
+        else f"write one (`agent: claude`), or add --agent with one of {known_agents()}",
     )
 
 
