@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
@@ -26,7 +26,7 @@ from agent_container.commands.resolve import Resolved, approve, resolve
 from agent_container.commands.resuming import find_resumed
 from agent_container.commands.starting import NeverStarted, Start, close_failed, start_session
 from agent_container.errors import AgentContainerError, EngineError, UsageError
-from agent_container.events import Event
+from agent_container.events import Event, RunNote
 from agent_container.ids import ID_PATTERN, new_id
 from agent_container.records import Outcome, RunRecord
 from agent_container.sandbox.closing import BUNDLE, close_run
@@ -195,13 +195,14 @@ def _turn(
         stop_requested=lambda: ctx.store.sessions.stop_requested(session),
         now=ctx.now,
     )
+    notes: tuple[str, ...] = ()
     try:
         with RunnerClient.connect(ctx.engine, agent) as runner:
             state = ctx.store.sessions.save(state.updated(phase=Phase.RUNNING, turn_started=ctx.now()))
             interrupted = stop()
             if interrupted is not None:
                 return TurnEnd(Outcome.INTERRUPTED, interrupted)
-            runner.put_home(resolved.home_files(state.decoys))
+            notes = runner.put_home(resolved.home_files(state.decoys))
             runner.start_turn(
                 TurnRequest(
                     turn=session,
@@ -217,7 +218,10 @@ def _turn(
         if not still_works(ctx.engine, state):  # a busy machine may start it and answer too late
             return TurnEnd(Outcome.NEVER_STARTED, str(error))
     ctx.report("Started the agent")
-    return follow_turn(watch)
+    for words in notes:
+        watch.tell(RunNote(text=words))
+    end = follow_turn(watch)
+    return replace(end, notes=(*notes, *end.notes)) if notes else end
 
 
 def run_detached(ctx: Context, request: RunRequest) -> Detached:

@@ -74,7 +74,8 @@ def _put_home(ctx: Context, resolved: Resolved, state: SessionState) -> None:
     files, agent = resolved.home_files(state.decoys), state.container("agent")
     if files and agent is not None:
         with RunnerClient.connect(ctx.engine, agent) as runner:
-            runner.put_home(files)
+            for words in runner.put_home(files):
+                ctx.report(f"Note: {words}")
 
 
 def _differences(ctx: Context, resolved: Resolved, images: Images, before: SessionState) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ VERSION = 1
 PROGRAM = ("/usr/bin/python3", "-I", "/opt/agent-container/runner")
 CONNECT = (*PROGRAM, "connect")
 ANSWER_TIMEOUT_S = 30.0
+MAX_ASIDE = 20
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,13 @@ class RunnerClient:
             if isinstance(frame, Frame) and frame.channel == "exit":
                 return
 
-    def put_home(self, files: Sequence[HomeFile]) -> None:
-        """Puts files into the agent's HOME, each as its `how` says; harmless to repeat."""
-        if files:
-            self._ask({"op": "home.put", "files": [asdict(file) for file in files]})
+    def put_home(self, files: Sequence[HomeFile]) -> tuple[str, ...]:
+        """Puts files into the agent's HOME, each as its `how` says; harmless to repeat. Returns what stood in the way
+        and was set aside, in words."""
+        if not files:
+            return ()
+        rows = self._ask({"op": "home.put", "files": [asdict(file) for file in files]}).get("set_aside")
+        return tuple(_set_aside(row) for row in rows[:MAX_ASIDE]) if isinstance(rows, list) else ()
 
     def stop(self, turn: str, *, reason: str) -> None:
         """Asks for a turn's end: TERM to its process group, the grace, then KILL to all that is left."""
@@ -173,3 +177,8 @@ class RunnerClient:
             error = answer.get("error") if isinstance(answer, dict) else None
             raise EngineError(f"the runner refused {operation}: {error or 'no reason given'}")
         return answer
+
+
+def _set_aside(row: object) -> str:
+    kind, path, now = (str(row.get(key))[:300] if isinstance(row, dict) else "?" for key in ("kind", "path", "now"))
+    return f"in the agent's HOME, what stood at {path} ({kind}) was in the way and is now {now}"

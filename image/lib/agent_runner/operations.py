@@ -183,7 +183,8 @@ def _home_put(runner: Runner, _client: Client, request: Message) -> Reply:
     if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
         raise Refused("bad-request", "'files' must be a list of objects")
     try:
-        return {"changed": put_files(runner.home, files)}
+        changed, aside = put_files(runner.home, files)
+        return {"changed": changed, "set_aside": aside}
     except HomeRefused as error:
         raise Refused("home", str(error)) from error
 

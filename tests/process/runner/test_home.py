@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,71 +96,72 @@ def test_no_other_path(runner: RunningRunner, home: Path, path: str) -> None:
     assert list(home.iterdir()) == []
 
 
-def link_file(home: Path) -> None:
-    (home / ".agent").mkdir()
-    (home / ".agent" / "settings.json").symlink_to(home.parent / "outside.json")
-
-
-def fifo(home: Path) -> None:
-    (home / ".agent").mkdir()
-    os.mkfifo(home / ".agent" / "settings.json")
-
-
-def fifo_beside(home: Path) -> None:
-    (home / ".agent").mkdir()
-    os.mkfifo(home / ".agent" / ".settings.json.agent-container")
-
-
-def huge(home: Path) -> None:
-    (home / ".agent").mkdir()
-    with (home / ".agent" / "settings.json").open("wb") as stream:
-        stream.truncate(1 << 40)
-
-
-REPLACED = {"a link": link_file, "a FIFO": fifo, "a FIFO under the staged name": fifo_beside, "a terabyte": huge}
-
-
-@pytest.mark.parametrize("make", REPLACED.values(), ids=REPLACED)
-def test_what_an_agent_left_there_is_replaced(runner: RunningRunner, home: Path, make: Callable[[Path], None]) -> None:
-    make(home)
-    for path in (home / ".agent", *(home / ".agent").iterdir()):
-        own(path)
-    assert put(runner, file('{"a":1}'))["changed"] == [".agent/settings.json"]
-    target = home / ".agent" / "settings.json"
-    assert not target.is_symlink() and target.read_text() == '{"a":1}'
-    assert not (home.parent / "outside.json").exists()
-
-
-def link_directory(home: Path) -> None:
-    (home.parent / "elsewhere").mkdir(mode=0o777)
-    (home / ".agent").symlink_to(home.parent / "elsewhere")
-
-
-def plain_file(home: Path) -> None:
-    (home / ".agent").write_text("")
-
-
-def directory_in_place(home: Path) -> None:
-    (home / ".agent" / "settings.json").mkdir(parents=True)
-
-
-REFUSED = {
-    "a link to a directory": link_directory,
-    "a file for a directory": plain_file,
-    "a directory for a file": directory_in_place,
+SETTINGS = ".agent/settings.json"
+STRAY: dict[str, tuple[str, str, Callable[[Path], object]]] = {
+    "a link to a file": (SETTINGS, "link", lambda at: at.symlink_to(at.parents[2] / "outside" / "file")),
+    "a link to nothing": (SETTINGS, "link", lambda at: at.symlink_to(at.parents[2] / "outside" / "new")),
+    "a link to itself": (SETTINGS, "link", lambda at: at.symlink_to(at)),
+    "a FIFO": (SETTINGS, "FIFO", os.mkfifo),
+    "a socket": (SETTINGS, "socket", lambda at: os.mknod(at, stat.S_IFSOCK | 0o600)),
+    "a directory": (SETTINGS, "directory", lambda at: (at / "in" / "it").mkdir(parents=True)),
+    "a directory that is closed": (SETTINGS, "directory", lambda at: at.mkdir(0)),
+    "a terabyte": (SETTINGS, "file", lambda at: os.truncate(os.open(at, os.O_CREAT | os.O_WRONLY), 1 << 40)),
+    "a file that is closed": (SETTINGS, "file", lambda at: at.touch(0)),
+    "no JSON": (SETTINGS, "file", lambda at: at.write_text("mine: no JSON")),
+    "a link for its directory": (".agent", "link", lambda at: at.symlink_to(at.parents[1] / "outside")),
+    "a link to nothing for its directory": (".agent", "link", lambda at: at.symlink_to("/nowhere/at/all")),
+    "a file for its directory": (".agent", "file", lambda at: at.write_text("mine")),
+    "a FIFO for its directory": (".agent", "FIFO", os.mkfifo),
+    "a socket for its directory": (".agent", "socket", lambda at: os.mknod(at, stat.S_IFSOCK | 0o600)),
+    "a closed directory for its own": (".agent", "directory", lambda at: at.mkdir(0)),
 }
 
 
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_put_is_named(runner: RunningRunner, home: Path, make: Callable[[Path], None]) -> None:
-    make(home)
+@pytest.fixture
+def outside(home: Path) -> Iterator[Path]:
+    """What a link may point at: open to the runner, and not to be touched by it."""
+    directory = home.parent / "outside"
+    directory.mkdir()
+    directory.chmod(0o777)
+    (directory / "file").write_text("theirs")
+    (directory / "file").chmod(0o666)
+    yield directory
+    assert [path.name for path in directory.iterdir()] == ["file"] and (directory / "file").read_text() == "theirs"
+
+
+@pytest.mark.parametrize(("where", "kind", "make"), STRAY.values(), ids=STRAY)
+def test_what_an_agent_left_in_the_way_is_set_aside_and_said(
+    runner: RunningRunner, home: Path, outside: Path, where: str, kind: str, make: Callable[[Path], object]
+) -> None:
+    at = home / where
+    at.parent.mkdir(exist_ok=True)
+    make(at)
+    left = at.lstat()
+    for path in {at, at.parent} - {home}:
+        own(path)
+    answer = put(runner, file('{"a":1}'))
+    assert answer["changed"] == [SETTINGS], answer
+    [aside] = answer["set_aside"]
+    assert (aside["path"], aside["kind"]) == (where, kind)
+    target, moved = home / SETTINGS, (home / aside["now"]).lstat()
+    assert not target.is_symlink() and target.read_text() == '{"a":1}'
+    assert (moved.st_ino, moved.st_size) == (left.st_ino, left.st_size), "it is there still, as it was"
+    assert sorted(path.name for path in at.parent.iterdir()) == sorted([at.name, Path(aside["now"]).name])
+    again = put(runner, file('{"a":1}'))
+    assert (again["changed"], again["set_aside"]) == ([], [])
+
+
+CLOSED = {"HOME": ".", "its directory": ".agent"}
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o500])
+@pytest.mark.parametrize("where", CLOSED.values(), ids=CLOSED)
+def test_a_directory_that_its_owner_closed_is_opened(runner: RunningRunner, home: Path, where: str, mode: int) -> None:
+    (home / ".agent").mkdir()
     own(home / ".agent")
-    answer = put(runner, file("{}"))
-    assert answer["error"]["code"] == "home" and ".agent/settings.json" in answer["error"]["message"]
-    elsewhere = home.parent / "elsewhere"
-    if elsewhere.exists():
-        assert list(elsewhere.iterdir()) == []
-        shutil.rmtree(elsewhere)
+    (home / where).chmod(mode)
+    answer = put(runner, file('{"a":1}'))
+    assert answer["changed"] == [SETTINGS] and (home / SETTINGS).read_text() == '{"a":1}'
 
 
 @pytest.mark.parametrize("files", [7, [7], [{"path": "a", "text": 1, "how": "replace"}], [file("", how="x")]])
