@@ -19,7 +19,7 @@ from agent_egress.policy import Policy, Rule
 from agent_egress.receipts import parse_receipt, verify_chain
 from agent_egress.replay import reconcile, replay
 from tests.redteam import attempts
-from tests.redteam.judge import CREDENTIALS, NAMES, POLICY, ZONE, run_attempts, seen_outside, with_attempts
+from tests.redteam.judge import CREDENTIALS, MODEL, NAMES, POLICY, ZONE, run_attempts, seen_outside, with_attempts
 from tests.support.net import CA_TARGET, KEY, PYTHON, Agent, Answer, Sidecar, World, docker
 
 CONTROLS = [name for name in attempts.ATTEMPTS if name.startswith("control_")]
@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def closed(world: World) -> Iterator[tuple[Sidecar, Agent, Report]]:
     """A sidecar that nobody has given the chain key yet, and what an agent beside it got."""
-    with Sidecar.up(world, POLICY) as sidecar:
+    with Sidecar.up(world, POLICY, model=MODEL) as sidecar:
         assert sidecar.control("status")["state"] == "waiting"  # it answers once the rules are in force
         world.clear()
         agent = sidecar.agent()

@@ -10,17 +10,30 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agent_egress.budget import ModelLimits
 from agent_egress.policy import Binding, Policy, Rule
-from tests.redteam.attempts import DECOY, METADATA, OK4, OK6, PRIVATE, SECRETS
+from tests.redteam.attempts import (
+    DECOY,
+    METADATA,
+    METERED_BYTES,
+    METERED_DECOY,
+    METERED_REQUESTS,
+    OK4,
+    OK6,
+    PRIVATE,
+    SECRETS,
+)
 from tests.support.net import RESOLVER, RESOLVER6, Agent, Log
 
 ATTEMPTS_DIR = Path(__file__).with_name("attempts")
-API4, OTHER4, BAD4, INTRANET = "198.51.100.8", "198.51.100.10", "198.51.100.11", "10.99.0.9"
+API4, OTHER4, BAD4, METERED4 = "198.51.100.8", "198.51.100.10", "198.51.100.11", "198.51.100.12"
+INTRANET = "10.99.0.9"
 ZONE: dict[str, dict[str, list[str]]] = {
     "ok.test": {"A": [OK4], "AAAA": [OK6], "TXT": ["secret text"]},
     "api.test": {"A": [API4]},
     "other.test": {"A": [OTHER4]},
     "badcert.test": {"A": [BAD4]},
+    "metered.test": {"A": [METERED4]},
     "evil.test": {"A": ["198.51.100.66"]},
     "*.evil.test": {"A": ["198.51.100.66"]},
     "*.ok.test": {"A": ["198.51.100.66"]},
@@ -29,7 +42,7 @@ ZONE: dict[str, dict[str, list[str]]] = {
     "flip.test": {"flip": [OK4, PRIVATE, METADATA]},
     "intranet.test": {"A": [INTRANET]},
 }
-NAMES = ("ok.test", "api.test", "other.test", "evil.test")
+NAMES = ("ok.test", "api.test", "other.test", "metered.test", "evil.test")
 
 
 def _binding(name: str, host: str) -> Binding:
@@ -54,17 +67,31 @@ POLICY = Policy(
         Rule("allow", "api.test", origin="credential api"),
         Rule("allow", "other.test", origin="credential other"),
         Rule("allow", "badcert.test", origin="credential bad"),
+        Rule("allow", "metered.test", origin="credential metered"),
     ),
-    credentials=(_binding("api", "api.test"), _binding("other", "other.test"), _binding("bad", "badcert.test")),
+    credentials=(
+        _binding("api", "api.test"),
+        _binding("other", "other.test"),
+        _binding("bad", "badcert.test"),
+        _binding("metered", "metered.test"),
+    ),
+)
+MODEL = ModelLimits(
+    credentials=frozenset({"metered"}),
+    hosts=frozenset({"metered.test"}),
+    requests=METERED_REQUESTS,
+    bytes=METERED_BYTES,
 )
 CREDENTIALS = [
     {"name": "api", "decoy": DECOY, "secret": SECRETS[0]},
     {"name": "other", "decoy": "decoy-of-other-0123456789", "secret": SECRETS[1]},
+    {"name": "metered", "decoy": METERED_DECOY, "secret": SECRETS[2]},
 ]
 ALLOWED_DESTINATIONS = {
     (RESOLVER, "udp", 53), (RESOLVER, "tcp", 53), (RESOLVER6, "udp", 53),
     (OK4, "tcp", 80), (OK4, "tcp", 443), (OK6, "tcp", 80), (OK6, "tcp", 443), (OK4, "tcp", 8080),
-    (API4, "tcp", 443), (OTHER4, "tcp", 443), (BAD4, "tcp", 443), (INTRANET, "tcp", 8080),
+    (API4, "tcp", 443), (OTHER4, "tcp", 443), (BAD4, "tcp", 443), (METERED4, "tcp", 443),
+    (INTRANET, "tcp", 8080),
 }  # fmt: skip
 ALLOWED_NAMES = {rule.pattern for rule in POLICY.rules} | {""}
 
@@ -115,7 +142,8 @@ def seen_outside(log: Log) -> dict[str, str]:
 def _stray_secret(request: Mapping[str, object]) -> str:
     """A real secret anywhere but in TLS to its own host, on a bound path."""
     text = json.dumps(request)
-    for secret, host, address in ((SECRETS[0], "api.test", API4), (SECRETS[1], "other.test", OTHER4)):
+    places = (("api.test", API4), ("other.test", OTHER4), ("metered.test", METERED4))
+    for secret, (host, address) in zip(SECRETS, places, strict=True):
         if secret not in text:
             continue
         path = str(request["path"])

@@ -142,6 +142,11 @@ MUTANTS: tuple[Mutant, ...] = (
         ("impersonate_a_daemon",),
         sidecar=_without_sysctl("net.ipv4.ip_unprivileged_port_start"),
     ),
+    # --- the model's budget ---
+    Mutant("requests are not limited", ("spend_requests",), "session.json", '"requests": 3', '"requests": 0'),
+    Mutant("bytes are not limited", ("spend_bytes",), "session.json", '"bytes": 4194304', '"bytes": 0'),
+    Mutant("the key of the budget is another", ("spend_requests",), "session.json", '"metered"', '"other"'),
+    _squid("nobody is told what was moved", "access_log tcp", "access_log none\n# ", "spend_bytes"),
     # --- squid ---
     Mutant(
         "the policy process is not asked", (), "squid.conf", "http_access deny !pol !act_term\n", "", closed="squid"

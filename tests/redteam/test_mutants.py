@@ -8,7 +8,7 @@ import pytest
 
 from agent_container.stack import Container
 from tests.redteam.attempts import ATTEMPTS
-from tests.redteam.judge import CREDENTIALS, NAMES, POLICY, ZONE, run_attempts, seen_outside
+from tests.redteam.judge import CREDENTIALS, MODEL, NAMES, POLICY, ZONE, run_attempts, seen_outside
 from tests.redteam.mutants import MUTANTS, Mutant
 from tests.support.net import Agent, Sidecar, World
 
@@ -22,7 +22,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(scope="module")
 def unchanged(world: World) -> Iterator[Sidecar]:
     """For mutants of the agent alone: they share a sidecar."""
-    with Sidecar.up(world, POLICY) as sidecar:
+    with Sidecar.up(world, POLICY, model=MODEL) as sidecar:
         _open(sidecar)
         yield sidecar
 
@@ -70,7 +70,7 @@ def test_a_rule_taken_away_is_missed(world: World, unchanged: Sidecar, mutant: M
         agent = unchanged.agent(change=change, no_new_privileges=not mutant.new_privileges)
         reds = _reds(world, agent, mutant)
     else:
-        with Sidecar.up(world, POLICY, patch=_patch(mutant), change=mutant.sidecar or _same) as sidecar:
+        with Sidecar.up(world, POLICY, patch=_patch(mutant), change=mutant.sidecar or _same, model=MODEL) as sidecar:
             if mutant.closed:
                 assert sidecar.open()["error"]["part"] == mutant.closed
                 return

@@ -14,8 +14,15 @@ OK4, OK6, EVIL4 = "198.51.100.7", "2001:db8:5::7", "198.51.100.66"
 METADATA = "169.254.169.254"
 PRIVATE = "10.77.0.9"
 RESOLVER4, RESOLVER6 = "198.51.100.53", "2001:db8:5::53"
-SECRETS = ("real-secret-of-api-0123456789", "real-secret-of-other-0123456789")
+SECRETS = (
+    "real-secret-of-api-0123456789",
+    "real-secret-of-other-0123456789",
+    "real-secret-of-metered-0123456789",
+)
 DECOY = "decoy-of-api-0123456789"
+METERED_DECOY = "decoy-of-metered-0123456789"
+METERED_REQUESTS, METERED_BYTES = 3, 4 << 20
+"""The budget of `metered.test`."""
 BUNDLE = "/etc/agent-container/ca/bundle.pem"
 A, NS, TXT, AAAA, HTTPS, ANY = 1, 2, 16, 28, 65, 255
 
