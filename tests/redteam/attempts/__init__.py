@@ -2,9 +2,9 @@
 through. The standard library only: the package is carried there as a zip.
 
 The world behind the sidecar answers on every address, so a refusal here is the boundary's and not an empty network's.
-`ok.test` is allowed and spliced, `api.test` and `other.test` hold a credential each, `metered.test` is a model's with a
-small budget, `lan.test` resolves into a private range that no rule opens, `evil.test` is allowed by nothing. What leaves
-unseen from here is judged on the world's side.
+`ok.test` is allowed and spliced, `api.test` and `other.test` hold a credential each, `metered.test` has a small budget,
+`lan.test` resolves into a private range that no rule opens, `evil.test` is allowed by nothing. What leaves unseen from
+here is judged on the world's side.
 """
 
 from __future__ import annotations
