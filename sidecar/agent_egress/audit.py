@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,14 @@ from pathlib import Path
 from agent_egress import identity
 from agent_egress.budget import ModelLimits, Spending
 from agent_egress.collapse import WINDOW_S, Collapser
+from agent_egress.kills import KIND, Kills
 from agent_egress.receipts import Fields, ReceiptRefused, Writer, open_receipt, seal_receipt
 from agent_egress.rules import Policy, PolicyError
 from agent_egress.wire import Peer, WireError, decode, encode, harden, parse_roles, serve_lines
 
 MAX_BATCH = 5000
+MAX_HITS = 5_000
+"""Rules whose decisions are counted, so that the answer stays one line."""
 MAX_MORE = 300
 """Totals of the supervisor's own in the seal; longer ones are left out rather than leave the chain unsealed."""
 ROLES: Mapping[int, frozenset[str]] = {
@@ -33,9 +37,9 @@ ROLES: Mapping[int, frozenset[str]] = {
     0: frozenset({"root"}),
 }
 KINDS_OF_ROLE: Mapping[str, frozenset[str]] = {
-    "policy": frozenset({"decision", "transfer", "tripwire", "canary"}),
-    "dns": frozenset({"lookup", "answer"}),
-    "root": frozenset({"policy", "connection", "drop", "tripwire", "cut", "restore", "deadline", "canary"}),
+    "policy": frozenset({"decision", "transfer", "tripwire", "kill", "canary"}),
+    "dns": frozenset({"lookup", "answer", "kill"}),
+    "root": frozenset({"policy", "connection", "drop", "tripwire", "kill", "cut", "restore", "deadline", "canary"}),
 }
 """What each peer may say: a process that is taken over cannot forge another's receipts."""
 
@@ -98,6 +102,9 @@ class Auditor:
         self._chain = chain
         self._spending = Spending(limits)
         self._collapser = Collapser()
+        self._kills = Kills()
+        self._kill_waiter: tuple[Peer, object] | None = None
+        self._hits: Counter[tuple[str, str]] = Counter()
         self._kinds = {
             uid: frozenset().union(*(KINDS_OF_ROLE.get(role, frozenset()) for role in names))
             for uid, names in roles.items()
@@ -118,7 +125,9 @@ class Auditor:
             except WireError:
                 peer.close()
                 return
-            if "op" in message:
+            if message.get("op") == "killed":
+                self._await_kill(peer, message)
+            elif "op" in message:
                 self._write_waiting()
                 peer.send(encode({"id": message.get("id"), **self._operate(peer, message)}))
             else:
@@ -172,9 +181,37 @@ class Auditor:
             return str(error)
         for receipt in due:
             self._spending.count(receipt)
+            self._kills.count(receipt)
+        if any(receipt["kind"] == KIND for receipt in due):
+            self._answer_kill_waiter()
+        for receipt in receipts:
+            self._hit(receipt)
         if self._collapser.pending and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WINDOW_S, self.flush)
         return None
+
+    def _await_kill(self, peer: Peer, message: Mapping[str, object]) -> None:
+        """The supervisor's question that waits for its answer: a kill must not wait for the next look at the counters.
+        `after` is the number that it knows of."""
+        if "root" not in self._roles.get(peer.uid, frozenset()):
+            peer.close()
+            return
+        self._kill_waiter = (peer, message.get("id"))
+        if message.get("after") != self._kills.number:
+            self._answer_kill_waiter()
+
+    def _answer_kill_waiter(self) -> None:
+        if self._kill_waiter is not None:
+            peer, number = self._kill_waiter
+            self._kill_waiter = None
+            peer.send(encode({"id": number, "ok": True, **self._kills.answer()}))
+
+    def _hit(self, receipt: Fields) -> None:
+        """By rule and action; what no rule decided counts under an empty one."""
+        if receipt["kind"] in {"decision", "lookup"}:
+            key = (str(receipt.get("rule", "")), str(receipt.get("action", "")))
+            if key in self._hits or len(self._hits) < MAX_HITS:
+                self._hits[key] += 1
 
     def flush(self) -> None:
         """Writes the counted receipts of refusals that repeated."""
@@ -199,7 +236,11 @@ class Auditor:
                 "counts": dict(writer.counts),
                 "spent": {"requests": self._spending.requests, "bytes": self._spending.bytes},
                 "used_up": self._spending.used_up(),
+                **self._kills.answer(),
             }
+        if op == "hits":
+            rows = [{"rule": rule, "action": action, "count": n} for (rule, action), n in self._hits.items()]
+            return {"ok": True, "hits": rows}
         if op == "seal" and "root" in self._roles.get(peer.uid, frozenset()):
             return self._seal(message)
         return {"ok": False, "error": "no such operation for this peer"}

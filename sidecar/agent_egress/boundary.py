@@ -10,48 +10,25 @@ import datetime
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from agent_egress import ca, identity, probes, ruleset
-from agent_egress.budget import USED_UP, ModelLimits
+from agent_egress import ca, canaries, identity, kills, probes, ruleset
+from agent_egress.budget import USED_UP
 from agent_egress.children import log
-from agent_egress.daemons import DAEMONS, START_S, Fleet, PartError, probe
+from agent_egress.daemons import DAEMONS, START_S, Fleet, PartError
 from agent_egress.enforcement import DENY_ALL, Enforcement, checked_policy, narrower, private_domains
 from agent_egress.policy import Policy
 from agent_egress.pulse import Pulse
 from agent_egress.receipts import Fields, key_commitment
 from agent_egress.ruleset import RulesetError
+from agent_egress.session_file import Settings
 from agent_egress.traffic import Tally
 from agent_egress.wire import WireError
 
-CANARY_S = 5.0
-RESOLVER_S = 1.0
+KILL_WAIT_S = 60.0
+KILL_RETRY_S = 0.1
+CHANGED_MEANWHILE = "the policy was changed meanwhile"
 Answer = dict[str, object]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What session.json says."""
-
-    session: str
-    deadline_s: float
-    credential_headers: tuple[str, ...]
-    model: ModelLimits
-
-    @classmethod
-    def read(cls, path: Path) -> Settings:
-        """Raises: PartError."""
-        try:
-            document = json.loads(path.read_bytes())
-            return cls(
-                session=str(document["session"]),
-                deadline_s=float(document["deadline_s"]),
-                credential_headers=tuple(map(str, document["credential_headers"])),
-                model=ModelLimits.parse(document.get("model")),
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PartError("control", f"{path} cannot be used: {error!r}") from error
 
 
 def now_s() -> float:
@@ -79,6 +56,7 @@ class Boundary:
         self._deadline: float | None = None
         self._credentials: Sequence[object] = ()
         self._used_up = ""
+        self._killed = kills.Killed()
         self._pulse = Pulse()
         self._opened: Answer = {}
         self._sealed: Answer = {}
@@ -128,9 +106,12 @@ class Boundary:
         await asyncio.gather(*(self.fleet.ready(daemon.name, timeout_s=left) for daemon in DAEMONS))
         self._held.set_cut(cut=False)
         self._deadline = now_s() + settings.deadline_s
-        checks = await self._canaries()
+        checks = await canaries.walk(self.fleet, ruleset_digest=self._held.ruleset_digest)
+        online = bool(checks[-1]["ok"])
+        await self._record([{"kind": "canary", "action": "allow", "resolvers": online}])
         self.state = "open"
         self._show_health()
+        self._later(self._watch_kills())
         counters = await self._audit({"op": "counters"})
         log("supervisor", f"session {session} open after {time.monotonic() - began:.2f} s")
         return {
@@ -160,33 +141,20 @@ class Boundary:
             raise PartError("squid", f"no session CA: {error}", getattr(error, "output", "")) from error
         return ca_pem
 
-    async def _canaries(self) -> list[Answer]:
-        """Proves both directions; the way to the resolvers is reported, and may be missing (an offline host)."""
-        fatal = {
-            "allowed request": ("squid", probes.allowed_canary),
-            "refused request": ("squid", probes.refused_canary),
-            "refused name": ("dns", probes.dns_refuses),
-        }
-        *problems, offline = await asyncio.gather(
-            *(probe(ask, timeout_s=CANARY_S) for _, ask in fatal.values()),
-            probe(probes.resolver_answers, timeout_s=RESOLVER_S),
-        )
-        checks: list[Answer] = [{"name": "ruleset", "ok": True, "detail": self._held.ruleset_digest}]
-        for (name, (part, _)), problem in zip(fatal.items(), problems, strict=True):
-            if problem:
-                raise PartError(part, f"canary, {name}: {problem}", "\n".join(self.fleet.children[part].tail))
-            checks.append({"name": name, "ok": True, "detail": ""})
-        detail = f"the allowed path beyond the sidecar cannot be verified: {offline}" if offline else ""
-        checks.append({"name": "resolvers", "ok": not offline, "detail": detail})
-        await self._record([{"kind": "canary", "action": "allow", "resolvers": not offline}])
-        return checks
-
     # --- operations of an open session ---
 
-    async def put_policy(self, document: object) -> None:
-        """Replaces the policy, whole or not at all. A narrower one ends open connections: what was allowed must not
-        outlive its rule."""
+    def wanted_policy(self) -> Answer:
+        """The policy that holds, or that a restore would bring back."""
         self._must_be_open()
+        return {"policy": json.loads(self._policy.encode()), "wanted": self._policy.digest, "cut": self._held.cut}
+
+    async def put_policy(self, document: object, *, expect: object = None) -> None:
+        """Replaces the policy, whole or not at all. A narrower one ends open connections: what was allowed must not
+        outlive its rule. `expect` is the digest of the one that it was made from: where that is another's by now,
+        nothing is changed."""
+        self._must_be_open()
+        if expect is not None and expect != self._policy.digest:
+            raise PartError("policy", f"{CHANGED_MEANWHILE}: it is {self._policy.digest}")
         headers = self._settings.credential_headers if self._settings is not None else ()
         policy = checked_policy(json.dumps(document).encode(), where="policy.put", headers=headers)
         before, self._policy = self._policy, policy
@@ -216,14 +184,22 @@ class Boundary:
         self._must_be_open()
         if self._held.cut and kind == "cut":
             return
+        self._shut()
+        await self._deny_all({"kind": kind})
+
+    def _shut(self) -> None:
+        """Nothing leaves any more, and no tunnel is left."""
         self._held.set_cut(cut=True)
         self.fleet.children["squid"].kill()
+
+    async def _deny_all(self, receipt: Fields) -> None:
         await self._enforce(DENY_ALL)
-        await self._record([{"kind": kind}])
+        await self._record([receipt])
 
     async def restore(self) -> None:
-        """Undoes a cut."""
+        """Undoes a cut, and forgets why a `kill` made it."""
         self._must_be_open()
+        known = self._killed.number
         if self._deadline is not None and now_s() >= self._deadline:
             raise PartError("control", "the session's deadline has passed: set a new one first")
         if not self._held.cut:
@@ -233,7 +209,11 @@ class Boundary:
         await self._refresh_unbound()
         await self._record([{"kind": "restore"}])
         await self.fleet.back("squid")
+        if self._killed.number != known:
+            raise PartError("control", f"{kills.KILLED}{self._killed.words}")
+        self._killed.words = ""
         self._held.set_cut(cut=False)
+        self._show_health()
 
     async def set_deadline(self, seconds: object) -> None:
         """Egress is cut so many seconds from now, with or without a host process."""
@@ -253,11 +233,15 @@ class Boundary:
             await probes.ask(identity.POLICY_SOCKET, {"op": "flush"}, timeout_s=identity.ANSWER_DEADLINE_S)
         self.fleet.stop("dns", "unbound", "policy")
         self._held.write(DENY_ALL)
+        # What came in with the last request: the record must not say that all went well.
+        self._shut_if_killed(await self._audit({"op": "counters"}))
         live = ruleset.read_back()
         await self._record([*self._tally.receipts(live), {"kind": "policy", "policy": DENY_ALL.digest}])
-        request = {"op": "seal", "outcome": str(outcome)[:64], "totals": dict(live.counters)}
+        said = "killed" if self._killed.words else str(outcome)[:64]
+        request = {"op": "seal", "outcome": said, "totals": dict(live.counters)}
         answer = await self._audit(request)
         self._sealed = {key: answer.get(key) for key in ("head", "length", "totals")}
+        self._sealed["killed"] = self._killed.words
         self.state = "sealed"
         self._show_health()
         return self._sealed
@@ -268,6 +252,11 @@ class Boundary:
         audit = await self._audit({"op": "counters"})
         wanted = ("length", "head", "sealed", "full", "counts")
         return {**{key: audit.get(key) for key in wanted}, "kernel": dict(ruleset.read_back().counters)}
+
+    async def hits(self) -> Answer:
+        """How often each rule of a policy decided, since the session began."""
+        self._must_be_open(sealed=True)
+        return {"hits": (await self._audit({"op": "hits"})).get("hits")}
 
     def status(self) -> Answer:
         """What holds at this moment; never fails."""
@@ -283,6 +272,7 @@ class Boundary:
             "restarts": parts,
             "wrong": dict(self.wrong),
             "used_up": self._used_up,
+            "killed": self._killed.words,
             "failure": failure,
             "ruleset_digest": self._held.ruleset_digest,
         }
@@ -300,17 +290,47 @@ class Boundary:
         if self.state != "open":
             return
         counters = await self._audit({"op": "counters"})
+        if self._shut_if_killed(counters):
+            await self._deny_all({"kind": "cut", "why": kills.KIND})
         if self._pulse.beat(counters.get("head")):
             try:
                 live = ruleset.read_back()
             except RulesetError:
                 live = None
             if live is not None:
-                await self._record(self._tally.receipts(live))
+                found = self._tally.receipts(live)
+                await self._record([*found, *kills.packets(self._held.in_force, found)])
             if live is None or not self._held.intact(live):
                 await self._reload()
         if self._deadline is not None and now_s() >= self._deadline and not self._held.cut:
             await self.cut("deadline")
+
+    async def _watch_kills(self) -> None:
+        """Contact with what a `kill` rule names ends everything at once, however busy the rest of this process is."""
+        while self.state == "open":
+            question = {"id": 1, "op": "killed", "after": self._killed.number}
+            try:
+                answer = await probes.ask(identity.AUDIT_SOCKET, question, timeout_s=KILL_WAIT_S)
+            except WireError:
+                await asyncio.sleep(KILL_RETRY_S)  # nothing for a minute; or no audit, which the watch sees to
+                continue
+            if self._shut_if_killed(answer):
+                async with self.lock:
+                    with contextlib.suppress(PartError):
+                        await self._deny_all({"kind": "cut", "why": kills.KIND})
+
+    def _shut_if_killed(self, counters: Mapping[str, object]) -> bool:
+        """Whether the audit knows of a kill that is new; then all is shut before anything else is done."""
+        if self.state != "open" or not self._killed.learn(counters):
+            return False
+        log("supervisor", f"{kills.KILLED}{self._killed.words}")
+        try:
+            self._shut()
+        except PartError as error:
+            self._fail(error)
+            return False
+        self._show_health()
+        return True
 
     async def watch(self) -> None:
         """Every few seconds: each daemon still answers."""
@@ -424,6 +444,7 @@ class Boundary:
         flag = Path(identity.HEALTHY_FILE)
         if self.healthy:
             # Its words are the health probe's output, which the host reads with the container's state.
-            flag.write_text(f"{USED_UP}{self._used_up}\n" if self._used_up else "")
+            words = f"{USED_UP}{self._used_up}\n" if self._used_up else ""
+            flag.write_text(f"{kills.KILLED}{self._killed.words}\n" if self._killed.words else words)
         else:
             flag.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from agent_egress import dnswire, identity
+from agent_egress import dnswire, identity, kills
 from agent_egress.dnswire import NOERROR, NXDOMAIN, REFUSED, SERVFAIL, TYPE_A, TYPE_AAAA, Addresses, Query
 from agent_egress.ledger import DEADLINE_S, Ledger
 from agent_egress.names import NameRefused, canonical_name
@@ -164,7 +164,8 @@ class Filter:
             return own
         policy = self._policy_file.current()
         decision = decide_lookup(policy, name or query.name)
-        if not await self._ledger.write([_lookup(policy, query, name, decision)]):
+        ends = kills.contact(policy, decision, host=name, port=0, where="lookup")
+        if not await self._ledger.write([_lookup(policy, query, name, decision), *ends]):
             return dnswire.build_answer(query, rcode=SERVFAIL)
         if not decision.allowed:
             # Not REFUSED: glibc then says "temporary failure" and tries again.

@@ -99,14 +99,15 @@ def checked_policy(data: bytes, *, where: str, headers: tuple[str, ...]) -> Poli
 
 def private_domains(policy: Policy) -> str:
     """unbound's lines for names that may resolve into the floor."""
-    lifted = [rule for rule in policy.rules if rule.action == "allow" and rule.network is None and rule.addresses]
+    lifted = [rule for rule in policy.rules if rule.allows and rule.network is None and rule.addresses]
     names = sorted({rule.pattern.removeprefix("*.") for rule in lifted})
     return "".join(f'private-domain: "{name}."\n' for name in names)
 
 
 def narrower(before: Policy, after: Policy) -> bool:
-    """Whether something that was allowed may no longer be."""
-    allows = {rule for rule in before.rules if rule.action == "allow"} - set(after.rules)
-    denies = {rule for rule in after.rules if rule.action == "deny"} - set(before.rules)
+    """Whether something that was allowed may no longer be, or no longer unseen."""
+    allows = {rule for rule in before.rules if rule.allows} - set(after.rules)
+    stricter = {rule for rule in after.rules if rule.refuses or rule.inspects} - set(before.rules)
     bindings = set(before.credentials) != set(after.credentials)
-    return bool(allows or denies or bindings or (before.allow_metadata and not after.allow_metadata))
+    opened = after.tls == "inspect" != before.tls
+    return bool(allows or stricter or bindings or opened or (before.allow_metadata and not after.allow_metadata))

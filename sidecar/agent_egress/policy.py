@@ -24,7 +24,7 @@ from agent_egress.floors import (
 )
 from agent_egress.names import NameRefused, canonical_host, canonical_name, canonical_pattern, literal_address
 from agent_egress.paths import match_path, path_is_plain
-from agent_egress.rules import DEFAULT_PORTS, Binding, Policy, PolicyError, Rule
+from agent_egress.rules import DEFAULT_PORTS, SSH_PORT, Binding, Policy, PolicyError, Rule
 
 __all__ = [
     "DEFAULT_PORTS",
@@ -53,7 +53,6 @@ __all__ = [
     "refusal_words",
 ]
 
-SSH_PORT = 22
 TLS_PORTS = frozenset({443, 8443})
 """On these a tunnel must begin with a TLS hello, whose SNI is compared; on others a client may speak anything."""
 
@@ -66,13 +65,16 @@ class Decision:
 
     allowed: bool
     action: str
-    """`splice`, `bump` (TLS terminated), `raw` (no TLS expected), or `deny`."""
+    """`splice`, `bump` (TLS terminated), `raw` (no TLS expected), `deny`, or `kill`: denied, and the session ends."""
     rule: str
     """The rule's text; empty when none matched."""
     origin: str
     reason: str
     """In words, for people; empty when allowed by a plain rule."""
     floor_lifted: tuple[Network, ...] = ()
+    scanned: bool = False
+    """Whether what goes there is seen, and its bodies are to be scanned: its TLS is opened, by a rule or for a
+    credential."""
 
 
 _P = ParamSpec("_P")
@@ -94,6 +96,12 @@ def _denies_on_error(decide: Callable[_P, Decision]) -> Callable[_P, Decision]:
 def _deny(reason: str, rule: Rule | None = None) -> Decision:
     text, origin = (rule.text, rule.origin) if rule is not None else ("", "")
     return Decision(allowed=False, action="deny", rule=text, origin=origin, reason=reason)
+
+
+def _refused_by(rule: Rule) -> Decision:
+    if rule.action == "kill":
+        return Decision(False, "kill", rule.text, rule.origin, "contact with it ends the session")
+    return _deny("denied by a rule", rule)
 
 
 @_denies_on_error
@@ -119,21 +127,44 @@ def _decide_name(policy: Policy, host: str, port: int) -> Decision:
     address = literal_address(canonical)
     if address is not None:
         return _decide_literal(policy, address, port)
-    allows, denies = policy.matching(canonical)
-    if denies:
-        return _deny("denied by a rule", denies[0])
+    allows, refuses = policy.matching(canonical)
     fitting = tuple(rule for rule in allows if port in rule.ports)
-    if not fitting:
-        if allows:
-            return _deny(f"allowed on ports {', '.join(map(str, _ports(allows)))}, not {port}", allows[0])
-        return _deny("no rule allows it")
+    refusal = _no_way(port, allows, refuses, fitting)
+    if refusal is not None:
+        return refusal
     bound = tuple(binding.port for binding in policy.bindings.get(canonical, ()))
     if bound and port not in bound and port != SSH_PORT:
         # Anything else would carry the decoy, or the answer to it, past the only place where they are watched.
         return _deny(f"holds a credential, so only port {', '.join(map(str, sorted(set(bound))))} is open", fitting[0])
     lifted = tuple(network for rule in fitting for network in rule.lifted)
-    action = "bump" if port in bound else ("splice" if port in TLS_PORTS else "raw")
-    return Decision(True, action, fitting[0].text, fitting[0].origin, "", tuple(dict.fromkeys(lifted)))
+    opened = port in bound or _inspected(policy, fitting, port)
+    return _allowed(fitting[0], port, tuple(dict.fromkeys(lifted)), opened=opened)
+
+
+def _no_way(
+    port: int, allows: tuple[Rule, ...], refuses: tuple[Rule, ...], fitting: tuple[Rule, ...]
+) -> Decision | None:
+    if refuses:
+        return _refused_by(refuses[0])
+    if fitting:
+        return None
+    if allows:
+        return _deny(f"allowed on ports {', '.join(map(str, _ports(allows)))}, not {port}", allows[0])
+    return _deny("no rule allows it")
+
+
+def _inspected(policy: Policy, fitting: tuple[Rule, ...], port: int) -> bool:
+    """Whether TLS is opened. A rule that says so wins over one that says otherwise, and both over the policy: no order
+    of rules changes it. Where the policy says it alone, ssh stays what it is."""
+    if any(rule.inspects for rule in fitting):
+        return True
+    return policy.tls == "inspect" and port != SSH_PORT and not any(rule.tls == "splice" for rule in fitting)
+
+
+def _allowed(rule: Rule, port: int, lifted: tuple[Network, ...], *, opened: bool) -> Decision:
+    # Opened on every port of the rule: what is no TLS there does not get through unseen.
+    action = "bump" if opened else ("splice" if port in TLS_PORTS else "raw")
+    return Decision(True, action, rule.text, rule.origin, "", lifted, opened)
 
 
 def _ports(rules: tuple[Rule, ...]) -> list[int]:
@@ -141,22 +172,16 @@ def _ports(rules: tuple[Rule, ...]) -> list[int]:
 
 
 def _decide_literal(policy: Policy, address: Address, port: int) -> Decision:
-    hits = [rule for rule in policy.by_network if rule.network is not None and address in rule.network]
-    for rule in hits:
-        if rule.action == "deny":
-            return _deny("denied by a rule", rule)
-    allows = tuple(rule for rule in hits if rule.action == "allow")
+    allows, refuses = policy.over(address)
     fitting = tuple(rule for rule in allows if port in rule.ports)
-    if not fitting:
-        if allows:
-            return _deny(f"allowed on ports {', '.join(map(str, _ports(allows)))}, not {port}", allows[0])
-        return _deny("no rule allows it")
+    refusal = _no_way(port, allows, refuses, fitting)
+    if refusal is not None:
+        return refusal
     lifted = tuple(dict.fromkeys(rule.network for rule in fitting if rule.network is not None))
     problem = _floor_problem(policy, address, lifted)
     if problem:
         return _deny(problem, fitting[0])
-    action = "splice" if port in TLS_PORTS else "raw"
-    return Decision(True, action, fitting[0].text, fitting[0].origin, "", lifted)
+    return _allowed(fitting[0], port, lifted, opened=_inspected(policy, fitting, port))
 
 
 def _floor_problem(policy: Policy, address: Address, lifted: tuple[Network, ...]) -> str:
@@ -178,9 +203,10 @@ def _decide_resolved(policy: Policy, base: Decision, address: str) -> Decision:
     found = literal_address(address)
     if found is None:
         return _deny(f"{address[:64]!r} is no address in its usual spelling")
-    for rule in policy.by_network:
-        if rule.action == "deny" and rule.network is not None and found in rule.network:
-            return _deny("resolves to an address that a rule denies", rule)
+    _, refuses = policy.over(found)
+    if refuses:
+        # No kill: whoever runs an allowed name's DNS must not be able to end the session.
+        return _deny("resolves to an address that a rule denies", refuses[0])
     problem = _floor_problem(policy, found, base.floor_lifted)
     if problem:
         return Decision(False, "deny", base.rule, base.origin, f"resolves to {found}: {problem}")
@@ -204,9 +230,9 @@ def decide_lookup(policy: Policy, name: str, address: str | None = None) -> Deci
         canonical = canonical_name(name)
     except NameRefused as error:
         return _deny(f"not a host that policy can name: {error}")
-    allows, denies = policy.matching(canonical)
-    if denies:
-        return _deny("denied by a rule", denies[0])
+    allows, refuses = policy.matching(canonical)
+    if refuses:
+        return _refused_by(refuses[0])
     if not allows:
         return _deny("no rule allows it")
     lifted = tuple(dict.fromkeys(network for rule in allows for network in rule.lifted))

@@ -31,6 +31,7 @@ KINDS = frozenset(
         "transfer",
         "drop",
         "tripwire",
+        "kill",
         "cut",
         "restore",
         "deadline",
@@ -43,7 +44,7 @@ RESERVE = 200
 """Receipts past the cap that are kept for how the session ends."""
 MAX_FAULTS = 200
 MAX_GAP = 5_000_000
-_RESERVED_KINDS = frozenset({"policy", "connection", "drop", "tripwire", "cut", "restore", "deadline", "seal"})
+_RESERVED_KINDS = frozenset({"policy", "connection", "drop", "tripwire", "kill", "cut", "restore", "deadline", "seal"})
 _OWN_KEYS = frozenset({"seq", "t", "kind", "mac"})
 _MAC_TAIL = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
 _TAIL_BYTES = 74

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from ipaddress import IPv6Network, ip_address
@@ -17,8 +17,14 @@ from agent_egress.floors import METADATA, NEVER, Address, Network, parse_network
 from agent_egress.identity import CANARY_HOST
 from agent_egress.names import NameRefused, canonical_header, canonical_name, canonical_pattern
 from agent_egress.paths import template_is_valid
+from agent_egress.rows import Row
 
 DEFAULT_PORTS = (443, 80)
+SSH_PORT = 22
+ALLOWING = ("allow", "inspect")
+REFUSING = ("kill", "deny")
+"""The stronger first: a name that both match ends the session."""
+TLS = ("splice", "inspect")
 MAX_POLICY_BYTES = 4 * 1024 * 1024
 MAX_ERRORS = 50
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}", re.ASCII)
@@ -31,6 +37,7 @@ _NO_HEADERS_TEXT = """
     connection content-length expect host keep-alive proxy-authorization te trailer transfer-encoding upgrade
 """
 _NO_HEADERS = frozenset(_NO_HEADERS_TEXT.split())
+_TOP_KEYS = "version rules allow_metadata host_addresses credentials tls tripwire"
 
 
 class PolicyError(ValueError):
@@ -46,13 +53,32 @@ class Rule:
     """One line of policy."""
 
     action: str
-    """`allow` or `deny`. A deny holds for every port, whatever its ports say."""
+    """`allow`; `inspect`: allowed, and TLS is opened; `deny`; `kill`: denied, and contact ends the session. The last
+    two hold for every port, whatever their ports say."""
     pattern: str
     """A host, `*.` and a domain (its subdomains, not itself), an address, or a CIDR; canonical."""
     ports: tuple[int, ...] = DEFAULT_PORTS
     addresses: tuple[str, ...] = ()
     """Ranges in which the floor is lifted for what this pattern's names resolve to."""
     origin: str = ""
+    tls: str = ""
+    """Of an allow: `inspect` is the same as that action, `splice` leaves TLS unopened where the policy opens it; empty:
+    as the policy says."""
+
+    @property
+    def allows(self) -> bool:
+        """Whether it opens something."""
+        return self.action in ALLOWING
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it closes something."""
+        return self.action in REFUSING
+
+    @property
+    def inspects(self) -> bool:
+        """Whether it says by itself that TLS is opened."""
+        return self.action == "inspect" or self.tls == "inspect"
 
     @cached_property
     def network(self) -> Network | None:
@@ -103,6 +129,10 @@ class Policy:
     allow_metadata: bool = False
     host_addresses: tuple[str, ...] = ()
     credentials: tuple[Binding, ...] = ()
+    tls: str = "splice"
+    """What happens to TLS where no rule says it: `splice` or `inspect`."""
+    tripwire: str = "deny"
+    """What follows when a decoy is seen where it does not belong: `deny`, or `kill`."""
     broken: str = ""
     """Not part of the encoding: why nothing could be read, in a policy that denies everything for it."""
     memo: dict[tuple[str, int], object] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -123,6 +153,7 @@ class Policy:
                     "ports": sorted(set(rule.ports)),
                     "addresses": sorted(set(rule.addresses)),
                     "origin": rule.origin,
+                    **({"tls": rule.tls} if rule.tls else {}),
                 }
                 for rule in set(self.rules)
             ),
@@ -149,6 +180,9 @@ class Policy:
             "allow_metadata": self.allow_metadata,
             "host_addresses": sorted(set(self.host_addresses)),
             "credentials": credentials,
+            # Only where they say something: policies from before these keys keep their digests.
+            **({"tls": self.tls} if self.tls != "splice" else {}),
+            **({"tripwire": self.tripwire} if self.tripwire != "deny" else {}),
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
 
@@ -189,70 +223,35 @@ class Policy:
         """The host's own addresses, part of the floor."""
         return frozenset(ip_address(text) for text in self.host_addresses)
 
+    @cached_property
+    def kills(self) -> bool:
+        """Whether any rule ends the session."""
+        return any(rule.action == "kill" for rule in self.rules)
+
     def matching(self, host: str) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
-        """The allow and the deny rules over a canonical name, most specific first."""
+        """The allowing and the refusing rules over a canonical name, most specific first, kill before deny."""
         found = list(self.by_name.get(host, ()))
         rest = host
         while "." in rest:
             rest = rest.split(".", 1)[1]
             found.extend(self.by_name.get("*." + rest, ()))
         found.sort(key=_order)
-        return tuple(r for r in found if r.action == "allow"), tuple(r for r in found if r.action == "deny")
+        return tuple(r for r in found if r.allows), _stronger_first(r for r in found if r.refuses)
+
+    def over(self, address: Address) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
+        """The same over an address."""
+        found = [rule for rule in self.by_network if rule.network is not None and address in rule.network]
+        return tuple(r for r in found if r.allows), _stronger_first(r for r in found if r.refuses)
 
 
-def _order(rule: Rule) -> tuple[bool, int, str, str]:
+def _stronger_first(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    return tuple(sorted(rules, key=lambda rule: REFUSING.index(rule.action)))
+
+
+def _order(rule: Rule) -> tuple[bool, int, str, str, str, tuple[int, ...], tuple[str, ...], str]:
     width = -rule.network.prefixlen if rule.network is not None else -len(rule.pattern)
-    return rule.pattern.startswith("*"), width, rule.pattern, rule.origin
-
-
-class _Row:
-    """One JSON object being read: every problem is noted, none raised."""
-
-    def __init__(self, value: object, where: str, problems: list[str], keys: str) -> None:
-        self.where, self.problems = where, problems
-        self.value: dict[str, object] = {}
-        if not isinstance(value, dict):
-            problems.append(f"{where}: expected an object")
-            return
-        self.value = value
-        problems.extend(f"{where}: unknown key {key!r}" for key in value if key not in keys.split())
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.value.get(key, default)
-        if isinstance(value, str) and len(value) <= 512:
-            return value
-        self.problems.append(f"{self.where}.{key}: expected a text")
-        return ""
-
-    def flag(self, key: str) -> bool:
-        value = self.value.get(key, False)
-        if not isinstance(value, bool):
-            self.problems.append(f"{self.where}.{key}: expected true or false")
-        return value is True
-
-    def rows(self, key: str, limit: int = 20_000) -> list[object]:
-        value = self.value.get(key, [])
-        if isinstance(value, list) and len(value) <= limit:
-            return value
-        self.problems.append(f"{self.where}.{key}: expected a list")
-        return []
-
-    def texts(self, key: str, check: Callable[[str], str | None]) -> tuple[str, ...]:
-        """A list of texts; `check` says what is wrong with one."""
-        found = []
-        for index, value in enumerate(self.rows(key, 500)):
-            problem = check(value) if isinstance(value, str) and len(value) <= 512 else "expected a text"
-            if problem is not None:
-                self.problems.append(f"{self.where}.{key}[{index}]: {value!r}: {problem}")
-            else:
-                found.append(str(value))
-        return tuple(found)
-
-    def port(self, value: object, key: str) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536:
-            return value
-        self.problems.append(f"{self.where}.{key}: {value!r} is not a port")
-        return 0
+    rest = (rule.origin, rule.action, rule.ports, rule.addresses, rule.tls)
+    return rule.pattern.startswith("*"), width, rule.pattern, *rest
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -272,7 +271,7 @@ def _parse(data: bytes) -> Policy:
     except (ValueError, RecursionError) as error:
         raise PolicyError([f"not JSON: {error}"]) from error
     problems: list[str] = []
-    top = _Row(document, "policy", problems, "version rules allow_metadata host_addresses credentials")
+    top = Row(document, "policy", problems, _TOP_KEYS)
     version = top.value.get("version")
     if isinstance(version, bool) or version != 1:
         problems.append(f"policy.version: found {version!r}, expected 1")
@@ -282,18 +281,19 @@ def _parse(data: bytes) -> Policy:
         _parse_binding(row, f"credentials[{i}]", problems) for i, row in enumerate(top.rows("credentials", 500))
     )
     own = top.texts("host_addresses", _address_problem)
+    tls = top.one_of("tls", TLS, "splice")
+    tripwire = top.one_of("tripwire", ("deny", "kill"), "deny")
     if problems:
         raise PolicyError(problems[:MAX_ERRORS])
-    return Policy(rules=rules, allow_metadata=allow_metadata, host_addresses=own, credentials=credentials)
+    return Policy(rules, allow_metadata, own, credentials, tls, tripwire)
 
 
 def _parse_rule(value: object, where: str, problems: list[str], allow_metadata: bool) -> Rule:
-    row = _Row(value, where, problems, "action pattern ports addresses origin")
-    action, raw = row.text("action"), row.text("pattern")
-    if action in {"inspect", "kill"}:
-        problems.append(f"{where}.action: {action!r} is not enforced by this sidecar, so it is refused")
-    elif action not in {"allow", "deny"}:
-        problems.append(f"{where}.action: expected allow or deny, found {action!r}")
+    row = Row(value, where, problems, "action pattern ports addresses origin tls")
+    action, raw = row.one_of("action", (*ALLOWING, *REFUSING)), row.text("pattern")
+    tls = row.one_of("tls", ("", *TLS), "")
+    if tls and action != "allow":
+        problems.append(f"{where}.tls: only an allow leaves it open")
     pattern = raw
     try:
         pattern = canonical_pattern(raw)
@@ -304,8 +304,10 @@ def _parse_rule(value: object, where: str, problems: list[str], allow_metadata: 
     listed = row.rows("ports", 1000)
     ports = tuple(row.port(port, f"ports[{i}]") for i, port in enumerate(listed)) or DEFAULT_PORTS
     addresses = row.texts("addresses", lambda text: _range_problem(text, allow_metadata))
-    rule = Rule(action=action, pattern=pattern, ports=ports, addresses=addresses, origin=row.text("origin", ""))
-    if action == "allow" and rule.network is not None:
+    rule = Rule(action, pattern, ports, addresses, row.text("origin", ""), tls)
+    if rule.inspects and SSH_PORT in ports:
+        problems.append(f"{where}.ports: ssh on port {SSH_PORT} cannot be inspected: allow it in a rule of its own")
+    if rule.allows and rule.network is not None:
         problem = _range_problem(pattern, allow_metadata)
         if problem is not None:
             problems.append(f"{where}.pattern: {raw!r}: {problem}")
@@ -343,7 +345,7 @@ def _method_problem(text: str) -> str | None:
 
 
 def _parse_binding(value: object, where: str, problems: list[str]) -> Binding:
-    row = _Row(value, where, problems, "name host port methods paths header format")
+    row = Row(value, where, problems, "name host port methods paths header format")
     host = row.text("host")
     try:
         host = canonical_name(host)

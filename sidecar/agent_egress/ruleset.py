@@ -159,16 +159,10 @@ def apply_policy(policy: Policy) -> None:
 
 def policy_statements(policy: Policy) -> str:
     """nft statements that replace the policy's sets."""
-    lifted = [
-        (network, port)
-        for rule in policy.rules
-        if rule.action == "allow"
-        for network in rule.lifted
-        for port in rule.ports
-    ]
+    lifted = [(network, port) for rule in policy.rules if rule.allows for network in rule.lifted for port in rule.ports]
     exact = {network.network_address for network, _ in lifted if network.num_addresses == 1}
     own: list[Network] = [ipaddress.ip_network(a) for a in policy.own_addresses if a not in exact]
-    denied = [rule.network for rule in policy.rules if rule.action == "deny" and rule.network is not None]
+    denied = [rule.network for rule in policy.rules if rule.refuses and rule.network is not None]
     floor: tuple[Network, ...] = FLOOR4 + FLOOR6
     # Outside the floor an exception would change nothing; a wide one that covers part of it still counts.
     needed = [

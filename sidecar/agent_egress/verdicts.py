@@ -8,6 +8,7 @@ import hashlib
 import hmac
 from dataclasses import dataclass, replace
 
+from agent_egress import kills
 from agent_egress.identity import CANARY_HOST, CANARY_PORT
 from agent_egress.names import NameRefused, canonical_host, literal_address
 from agent_egress.paths import split_query
@@ -46,6 +47,9 @@ def judge(policy: Policy, question: Question, *, vault: Vault, resolved: Resolve
     try:
         if question.host.rstrip(".").lower() == CANARY_HOST:
             return _judge_canary(policy, question, canary)
+        killed = _killed_by(policy, question)
+        if killed is not None:
+            return killed
         if question.method != "CONNECT":
             return _judge_request(policy, question, vault, resolved)
         if question.intercepted:
@@ -58,6 +62,24 @@ def judge(policy: Policy, question: Question, *, vault: Vault, resolved: Resolve
 def _no(reason: str, base: Decision | None = None) -> Decision:
     rule, origin = (base.rule, base.origin) if base is not None else ("", "")
     return Decision(allowed=False, action="deny", rule=rule, origin=origin, reason=reason)
+
+
+def _killed_by(policy: Policy, question: Question) -> Verdict | None:
+    """The refusal of whatever names or dials a host that a `kill` rule holds, in whichever of its places; before all
+    else, since those places are compared first everywhere below and only refused."""
+    if not policy.kills:
+        return None
+    dialled = question.local_address.strip("[]") if question.intercepted and question.tunnel is None else ""
+    places = {
+        "connect" if question.method == "CONNECT" else "request": question.host.strip("[]"),
+        "sni": question.sni,
+        "address": dialled,
+    }
+    for where, host in places.items():
+        decision = decide_name(policy, host, question.port) if host else None
+        if decision is not None and decision.action == "kill":
+            return _refuse(policy, replace(question, host=host), decision, where=where)
+    return None
 
 
 def _judge_canary(policy: Policy, question: Question, token: str) -> Verdict:
@@ -192,6 +214,8 @@ def _allow(
     swap: Swap | None = None,
 ) -> Verdict:
     notes = [("action_", decision.action), ("rule_", cut_text(decision.rule, 120))]
+    if decision.scanned:
+        notes.append(("scan_", "yes"))
     if decision.floor_lifted:
         notes.append(("floor_exc_", "yes"))
     if question.method == "CONNECT" and decision.action in {"bump", "splice"}:
@@ -210,9 +234,10 @@ def _allow(
 
 
 def _refuse(
-    policy: Policy, question: Question, decision: Decision, *, why: str = "", swap: Swap | None = None
+    policy: Policy, question: Question, decision: Decision, *, why: str = "", where: str = "", swap: Swap | None = None
 ) -> Verdict:
-    """The refusal, its words and receipts. `why` is empty when the name alone was refused, as the replay can repeat."""
+    """The refusal, its words and receipts. `why` is empty when the name alone was refused, as the replay can repeat;
+    `where` a killed host was named."""
     try:
         host = canonical_host(question.host)
     except NameRefused:
@@ -222,9 +247,12 @@ def _refuse(
     if why:
         receipt["why"] = why
     receipts: list[Fields] = [receipt]
+    client = question.client_port
+    receipts += kills.contact(policy, decision, host=host, port=question.port, where=where, client=client)
     if swap is not None and swap.tripwire:
-        where = {"credential": swap.credential, "where": swap.tripwire, "host": host, "port": question.port}
-        receipts.append({"kind": "tripwire", **where, "client": question.client_port})
+        receipts += kills.tripwire(
+            policy, credential=swap.credential, where=swap.tripwire, host=host, port=question.port, client=client
+        )
     notes = (
         ("message", refusal_words(decision, host, question.port)),
         ("action_", "term" if question.closes else "deny"),
