@@ -9,14 +9,19 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 MAX_FRAME_LINE_BYTES = 256 * 1024
 """A frame holds 32 KiB of data; escaped in JSON that is at most six times as much."""
 MAX_AGENT_LINE_BYTES = 16 * 1024 * 1024
 """The longest line of an agent's own stream that is parsed; what is longer is kept raw and marked."""
+MAX_AGENT_PARTS = 400_000
+"""Strings, numbers, lists and objects of one line that is parsed. 16 MiB of `{}` cost 700 MiB of memory and seconds of
+time; the longest lines of real agents are long texts."""
 HEAD_BYTES = 512
 """How much of an unreadable line is shown with its mark."""
 
@@ -104,12 +109,15 @@ class Frame:
     detail: str = ""
 
 
+BadKind = Literal["half-line", "too-long", "too-many-parts", "not-utf8", "not-json", "not-object", "not-a-frame"]
+
+
 @dataclass(frozen=True, slots=True)
 class BadLine:
     """A line that is no frame, kept as evidence."""
 
     line: int
-    kind: Literal["half-line", "too-long", "not-utf8", "not-json", "not-object", "not-a-frame"]
+    kind: BadKind
     size: int
     head: bytes
 
@@ -136,8 +144,8 @@ def parse_frame(line: Line) -> Frame | BadLine:
 
 def parse_object(line: Line) -> dict[str, object] | BadLine:
     """The JSON object in a line of any stream, or why there is none."""
-    if line.cut:
-        return _bad(line, "too-long")
+    if (unread := not_parsed(line)) is not None:
+        return _bad(line, unread)
     try:
         row = json.loads(line.data.decode("utf-8"))
     except UnicodeDecodeError:
@@ -147,9 +155,24 @@ def parse_object(line: Line) -> dict[str, object] | BadLine:
     return row if isinstance(row, dict) else _bad(line, "not-object")
 
 
-def _bad(
-    line: Line, kind: Literal["half-line", "too-long", "not-utf8", "not-json", "not-object", "not-a-frame"]
-) -> BadLine:
+def not_parsed(line: Line) -> Literal["too-long", "too-many-parts"] | None:
+    """Why a line is not even tried: what parsing it would cost is its writer's to choose."""
+    if line.cut:
+        return "too-long"
+    return "too-many-parts" if len(line.data) > MAX_AGENT_PARTS and _too_many(line.data) else None
+
+
+# No part of it goes back, and a string without an end is one: the time is linear in what is read.
+_PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,:\[{]', re.DOTALL)
+
+
+def _too_many(data: bytes) -> bool:
+    if sum(data.count(mark) for mark in (b",", b":", b"[", b"{", b'"')) <= MAX_AGENT_PARTS:
+        return False  # as nearly always, and a hundred times faster
+    return next(islice(_PART.finditer(data), MAX_AGENT_PARTS, None), None) is not None
+
+
+def _bad(line: Line, kind: BadKind) -> BadLine:
     return BadLine(line.number, kind, line.size, line.data[:HEAD_BYTES])
 
 

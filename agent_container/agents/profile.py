@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from agent_container.agent_install import NOTHING, AgentInstall
-from agent_container.events import AgentOutput, Event
-from agent_container.frames import Line
+from agent_container.events import AgentOutput, Event, Evidence
+from agent_container.frames import HEAD_BYTES, Line, not_parsed
 
+MAX_OUTPUT_BYTES = 64 * 1024
 Channel = Literal["stdout", "stderr"]
 
 
@@ -104,6 +105,11 @@ class PlainText:
         yield output_event(line, channel=channel)
 
 
-def output_event(line: Line, *, channel: Channel) -> AgentOutput:
-    """A line that is in no known format, as text that can be stored."""
-    return AgentOutput(channel=channel, text=line.data.decode("utf-8", "replace") + ("…" if line.cut else ""))
+def output_event(line: Line, *, channel: Channel) -> AgentOutput | Evidence:
+    """A line that is in no known format, as text that can be stored: its beginning, if it is long. Of a line that was
+    not even tried, its mark; its bytes are in the raw stream."""
+    if (kind := not_parsed(line)) is not None:
+        head = line.data[:HEAD_BYTES].decode("utf-8", "replace")
+        return Evidence(source=channel, line=line.number, kind=kind, size=line.size, head=head)
+    text = line.data[:MAX_OUTPUT_BYTES].decode("utf-8", "replace")
+    return AgentOutput(channel=channel, text=text + ("…" if len(line.data) > MAX_OUTPUT_BYTES else ""))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from agent_container.agents import PROFILES
 from agent_container.agents.profile import Channel
-from agent_container.events import AgentOutput, Event, encode_event
-from agent_container.frames import Line
+from agent_container.events import AgentMessage, AgentOutput, AgentResult, Event, Evidence, encode_event
+from agent_container.frames import MAX_AGENT_LINE_BYTES, MAX_AGENT_PARTS, Line, split_lines
+from agent_container.tally import Tally
 
 STREAMS = Path(__file__).parent / "streams"
 AGENTS = sorted({path.stem.partition("-")[0] for path in STREAMS.glob("*.jsonl")})
@@ -105,3 +107,97 @@ def test_what_is_in_no_known_format_is_output(agent: str, data: bytes) -> None:
 def test_a_row_on_stderr_is_no_event(agent: str) -> None:
     for row in rows(agent):
         assert [type(event) for event in parse(agent, json.dumps(row).encode(), "stderr")] == [AgentOutput]
+
+
+def filled(part: bytes, *, size: int = MAX_AGENT_LINE_BYTES) -> bytes:
+    """A line of a row's form, full of one thing."""
+    head, tail = b'{"type":"x","a":[', b"]}"
+    count = (size - len(head) - len(tail)) // (len(part) + 1)
+    return head + b",".join([part] * count) + tail
+
+
+COSTLY: dict[str, Callable[[], bytes]] = {
+    "lists": lambda: filled(b"[]"),
+    "objects": lambda: filled(b"{}"),
+    "objects in objects": lambda: filled(b'{"a":{"b":[]}}'),
+    "numbers": lambda: filled(b"1.1"),
+    "short strings": lambda: filled(b'"a"'),
+    "strings of quotes": lambda: filled(b'"\\""'),
+    "different keys": lambda: b"{" + b",".join(b'"%x":0' % number for number in range(1_500_000)) + b"}",
+    "depth alone": lambda: b"[" * MAX_AGENT_LINE_BYTES,
+    "quotes alone": lambda: b'"' * MAX_AGENT_LINE_BYTES,
+}
+
+
+@pytest.mark.parametrize("make", COSTLY.values(), ids=COSTLY)
+def test_what_would_cost_too_much_to_read_is_marked_and_not_read(make: Callable[[], bytes]) -> None:
+    data = make()
+    tracemalloc.start()
+    try:
+        [event] = parse("claude", data)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(event, Evidence), type(event)
+    assert (event.source, event.kind, event.size) == ("stdout", "too-many-parts", len(data))
+    assert event.head.encode() == data[:512]
+    assert peak < 8 << 20, f"{peak >> 20} MiB to refuse a line of {len(data) >> 20}"
+
+
+LONG: dict[str, bytes] = {
+    "plain text": b"x" * (MAX_AGENT_LINE_BYTES - 200),
+    "code, with what JSON is made of": b"[{:,}] " * ((MAX_AGENT_LINE_BYTES - 200) // 7),
+    "quotes and backslashes": b'\\"\\\\' * ((MAX_AGENT_LINE_BYTES - 200) // 4),
+    "an end of its own": b"\\n" * ((MAX_AGENT_LINE_BYTES - 200) // 2),
+}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_long_text_is_read(text: bytes) -> None:
+    row = b'{"type":"assistant","message":{"id":"1","content":[{"type":"text","text":"' + text + b'"}]}}'
+    assert MAX_AGENT_LINE_BYTES - 300 < len(row) <= MAX_AGENT_LINE_BYTES
+    [event] = parse("claude", row)
+    assert isinstance(event, AgentMessage)
+    assert event.text == json.loads(b'"' + text + b'"')
+
+
+def test_parts_up_to_the_bound_are_read() -> None:
+    """Two of the row's own besides its items: the type's key and its value, and so on."""
+    for over, kind in ((-20, AgentOutput), (20, Evidence)):
+        data = filled(b"0", size=2 * (MAX_AGENT_PARTS + over))
+        assert [type(event) for event in parse("codex", data)] == [kind]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_line_that_no_parser_takes_is_shown_by_its_beginning(agent: str) -> None:
+    [event] = parse(agent, b"x" * (1 << 20))
+    assert isinstance(event, AgentOutput) and event.text == "x" * (64 * 1024) + "\u2026"
+
+
+def test_the_run_goes_on_behind_them() -> None:
+    """From the spool: long lines, lines past every bound, and the result."""
+    result = b'{"type":"result","subtype":"success","is_error":false,"result":"done","num_turns":1}'
+    lines = (filled(b"[]"), b"y" * (MAX_AGENT_LINE_BYTES + 1), b"[" * 100_000, result)
+
+    def frames() -> Iterator[bytes]:
+        seq = 0
+        for line in lines:
+            ended = line + b"\n"
+            for start in range(0, len(ended), 32 * 1024):
+                seq += 1
+                text = ended[start : start + 32 * 1024].decode()
+                yield json.dumps({"seq": seq, "t_ms": 1, "ch": "stdout", "text": text}).encode() + b"\n"
+        yield json.dumps({"seq": seq + 1, "t_ms": 1, "ch": "exit", "code": 0, "reason": "exit"}).encode() + b"\n"
+
+    tally = Tally(PROFILES["claude"].parser())
+    events = list(tally.events(frames()))
+    found = [(event.line, event.kind) for event in events if isinstance(event, Evidence)]
+    assert found == [(1, "too-many-parts"), (2, "too-long")]
+    assert [type(event) for event in events if not isinstance(event, Evidence)][0] is AgentOutput
+    assert tally.result == next(event for event in events if isinstance(event, AgentResult)) and tally.result.ok
+
+
+def test_the_mark_counts_the_lines_of_its_stream() -> None:
+    lines = list(split_lines([b"a\n", b"b" * 2000 + b"\n"], max_bytes=1000))
+    [event] = PROFILES["codex"].parser().parse(lines[1], channel="stderr")
+    assert isinstance(event, Evidence) and (event.source, event.line, event.kind) == ("stderr", 2, "too-long")
