@@ -6,7 +6,7 @@ raises nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
@@ -19,6 +19,7 @@ TOP_HOSTS = 20
 MAX_REFUSALS = 100
 MAX_TRACKED = 5_000
 """Distinct hosts and refusals that are counted one by one: an agent can invent names without end."""
+LEAST = 2
 OTHERS = "(others)"
 OWN_HOSTS = ".agent-container.invalid"
 
@@ -33,21 +34,27 @@ class _Counts:
     lookups_denied: int = 0
     dropped: int = 0
     bytes: int = 0
+    named: frozenset[str] = frozenset()
     hosts: dict[str, list[int]] = field(default_factory=dict)
     """Allowed, denied, bytes up, bytes down."""
-    refusals: dict[tuple[str, int | None, str, str], int] = field(default_factory=dict)
+    refusals: dict[tuple[str, int | None, str, str], list[int]] = field(default_factory=dict)
+    """Rank, count."""
     tripwires: list[Tripwire] = field(default_factory=list)
 
 
-def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None) -> Egress:
-    """The egress object of a record; `report` is what the chain's verification said."""
-    counts = _Counts()
+def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None, hosts: Collection[str] = ()) -> Egress:
+    """The egress object of a record; `report` is what the chain's verification said. `hosts` are counted and listed
+    whatever else there was, and so are refusals for the session's budget: why a run ended is not for its agent to hide
+    behind noise."""
+    counts = _Counts(named=frozenset(hosts))
     for line in lines:
         receipt = parse_receipt(line.removesuffix(b"\n"))
         if receipt is not None:
             _count(counts, receipt)
-    top = sorted(counts.hosts.items(), key=lambda row: (-sum(row[1][:2]), row[0]))[:TOP_HOSTS]
-    refusals = sorted(counts.refusals.items(), key=lambda row: (-row[1], str(row[0])))[:MAX_REFUSALS]
+    by_count = sorted(counts.hosts.items(), key=lambda row: (-sum(row[1][:2]), row[0]))
+    top = sorted(by_count, key=lambda row: row[0] not in counts.named)[:TOP_HOSTS]
+    ranked = sorted(counts.refusals.items(), key=lambda row: (row[1][0], -row[1][1], str(row[0])))[:MAX_REFUSALS]
+    refusals = sorted(ranked, key=lambda row: -row[1][1])
     return Egress(
         receipts=counts.receipts,
         decisions=counts.allowed + counts.denied,
@@ -58,13 +65,13 @@ def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None) -> E
         bytes=counts.bytes or None,
         top_hosts=tuple(
             HostCount(host=host, allowed=yes, denied=no, bytes_up=up, bytes_down=down)
-            for host, (yes, no, up, down) in top
+            for host, (yes, no, up, down) in sorted(top, key=by_count.index)
         ),
         refusals=tuple(
             Refusal(host=host, port=port, rule=rule, layer=layer, count=count)
-            for (host, port, rule, layer), count in refusals
+            for (host, port, rule, layer), (_, count) in refusals
         ),
-        tripwires=tuple(counts.tripwires[:MAX_REFUSALS]),
+        tripwires=tuple(counts.tripwires),
         chain_head=report.head if report and report.length else None,
         chain_length=report.length if report else 0,
         sealed=bool(report and report.sealed),
@@ -112,21 +119,26 @@ def _count(counts: _Counts, receipt: Receipt) -> None:
         counts.lookups_denied += times
     elif kind == "drop":
         counts.dropped += times
-    elif kind == "tripwire":
+    elif kind == "tripwire" and len(counts.tripwires) < MAX_REFUSALS:
         counts.tripwires.append(_tripwire(receipt))
     refused = _refusal(receipt)
     if refused is not None:
-        key = (
-            refused
-            if refused in counts.refusals or len(counts.refusals) < MAX_TRACKED
-            else (OTHERS, None, "", refused[3])
-        )
-        counts.refusals[key] = counts.refusals.get(key, 0) + times
+        rank = _rank(counts, receipt, refused)
+        room = MAX_TRACKED * (LEAST - rank + 1)
+        key = refused if refused in counts.refusals or len(counts.refusals) < room else (OTHERS, None, "", refused[3])
+        counts.refusals.setdefault(key, [rank, 0])[1] += times
+
+
+def _rank(counts: _Counts, receipt: Receipt, refused: tuple[str, int | None, str, str]) -> int:
+    """How much a reader needs it: those that the agent can invent come last."""
+    if receipt.get("why") == "budget":
+        return 0
+    return 1 if refused[0] in counts.named else LEAST
 
 
 def _host(counts: _Counts, receipt: Receipt) -> list[int]:
     host = _text(receipt, "host") or OTHERS
-    if host not in counts.hosts and len(counts.hosts) >= MAX_TRACKED:
+    if host not in counts.hosts and len(counts.hosts) >= MAX_TRACKED and host not in counts.named:
         host = OTHERS
     return counts.hosts.setdefault(host, [0, 0, 0, 0])
 

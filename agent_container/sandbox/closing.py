@@ -116,7 +116,7 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         chain = _check_chain(store, state, staged)
         work_notes += _touched(store, state)
         seen = Seen(
-            egress=summarise(_receipt_lines(staged), report=chain),
+            egress=summarise(_receipt_lines(staged), report=chain, hosts=state.model_hosts),
             work=work,
             patch_digest=_digest_of(staged / PATCH),
             drained=drained,

@@ -35,6 +35,7 @@ from agent_egress.budget import BYTES, REQUESTS
 
 NOTED_SKEW_S = 60.0
 NO_TOKENS = Tokens()
+TLS_PORT = 443
 BUDGET_RULES = (BYTES, REQUESTS)
 
 
@@ -203,7 +204,7 @@ def _about_model(outcome: Outcome, hosts: tuple[str, ...], egress: Egress) -> st
         return ""
     words = []
     for host in hosts:
-        refused = [row for row in egress.refusals if row.host == host]
+        refused = sorted((row for row in egress.refusals if row.host == host), key=lambda row: row.port != TLS_PORT)
         counts = next((row for row in egress.top_hosts if row.host == host), None)
         if refused and (counts is None or not counts.allowed):
             words.append(f"{host} was refused {sum(row.count for row in refused)} times ({refused[0].rule})")

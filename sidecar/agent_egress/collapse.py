@@ -11,6 +11,8 @@ from agent_egress.receipts import Fields
 WINDOW_S = 1.0
 MAX_DISTINCT = 100
 """Different refusals written out a window; beyond it they are counted together by kind."""
+RESERVED = 5
+"""But so many of each rule and each cause are written all the same: an agent invents names and paths, and no rules."""
 _COLLAPSED_KINDS = frozenset({"decision", "lookup"})
 _Key = tuple[tuple[str, str], ...]
 
@@ -20,10 +22,11 @@ class Collapser:
 
     def __init__(self) -> None:
         self._seen: set[_Key] = set()
+        self._written: dict[tuple[str, ...], int] = {}
         self._repeats: dict[_Key, tuple[Fields, int]] = {}
         self._others: dict[str, int] = {}
         self._ends_at_s = 0.0
-        self._undo = (self._seen, self._repeats, self._others)
+        self._undo = (self._seen, self._written, self._repeats, self._others)
 
     @property
     def pending(self) -> bool:
@@ -36,10 +39,11 @@ class Collapser:
 
     def sift(self, receipts: Sequence[Fields], *, now_s: float) -> list[Fields]:
         """The receipts of a batch that are to be written now."""
-        self._undo = (self._seen, self._repeats, self._others)
+        self._undo = (self._seen, self._written, self._repeats, self._others)
         if not any(_is_refusal(receipt) for receipt in receipts):
             return list(receipts)
-        self._seen, self._repeats, self._others = set(self._seen), dict(self._repeats), dict(self._others)
+        self._seen, self._written = set(self._seen), dict(self._written)
+        self._repeats, self._others = dict(self._repeats), dict(self._others)
         if not self._seen:
             self._ends_at_s = now_s + WINDOW_S
         return [receipt for receipt in receipts if not _is_refusal(receipt) or self._is_new(receipt)]
@@ -50,8 +54,11 @@ class Collapser:
             first, count = self._repeats.get(key, (receipt, 0))
             self._repeats[key] = (first, count + 1)
             return False
-        if len(self._seen) < MAX_DISTINCT:
+        cause = tuple(str(receipt.get(name, "")) for name in ("kind", "rule", "why"))
+        written = self._written.get(cause, 0)
+        if len(self._seen) < MAX_DISTINCT or written < RESERVED:
             self._seen.add(key)
+            self._written[cause] = written + 1
             return True
         kind = str(receipt["kind"])
         self._others[kind] = self._others.get(kind, 0) + 1
@@ -59,7 +66,7 @@ class Collapser:
 
     def undo(self) -> None:
         """The batch that was sifted last did not reach the disk, so it counts for nothing."""
-        self._seen, self._repeats, self._others = self._undo
+        self._seen, self._written, self._repeats, self._others = self._undo
 
     def flush(self) -> list[Fields]:
         """The counted receipts of what was held back; the window is over."""
@@ -67,8 +74,8 @@ class Collapser:
         found.extend(
             {"kind": kind, "action": "deny", "collapsed": True, "count": count} for kind, count in self._others.items()
         )
-        self._seen, self._repeats, self._others = set(), {}, {}
-        self._undo = (self._seen, self._repeats, self._others)
+        self._seen, self._written, self._repeats, self._others = set(), {}, {}, {}
+        self._undo = (self._seen, self._written, self._repeats, self._others)
         return found
 
 

@@ -5,9 +5,11 @@ import tracemalloc
 
 import pytest
 
-from agent_container.egress_summary import MAX_REFUSALS, OTHERS, egress_events, summarise
+from agent_container.egress_summary import MAX_REFUSALS, MAX_TRACKED, OTHERS, TOP_HOSTS, egress_events, summarise
 from agent_container.events import EgressDenied, EgressTripwire
-from agent_container.records import HostCount, Refusal
+from agent_container.records import Basis, HostCount, Outcome, Refusal
+from agent_container.sandbox.recording import within_budget
+from agent_container.sandbox.turn import TurnEnd
 from agent_egress.receipts import verify_chain
 from tests.support.records import KEY, chain_of, decision
 
@@ -99,3 +101,51 @@ def test_names_without_end_fill_neither_memory_nor_the_record() -> None:
     assert len(egress.refusals) == MAX_REFUSALS
     assert egress.top_hosts[0].host == OTHERS
     assert peak < 20_000_000
+
+
+def refused(host: str, times: int = 1, **fields: object) -> bytes:
+    return row(kind="decision", host=host, port=443, action="deny", rule="", count=times, **fields)
+
+
+SPENT = "limits.model_requests: all 5 requests are used"
+NOISE = {
+    "names without end": [refused(f"{number}.test", 9) for number in range(MAX_TRACKED + 10)],
+    "fewer, more often": [refused(f"{number}.test", 10_000) for number in range(MAX_REFUSALS + 10)],
+    "its model's host on other ports": [
+        row(kind="decision", host="model.test", port=port, action="deny", rule="", count=99) for port in range(9_000)
+    ],
+    "paths of its model's host": [
+        refused("model.test", 99, why="path", reason=f"/{number} is not bound") for number in range(MAX_TRACKED * 2)
+    ],
+}
+
+
+@pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
+def test_noise_hides_neither_a_spent_budget_nor_the_models_host(noise: list[bytes]) -> None:
+    own = [
+        row(kind="decision", host="model.test", port=443, action="allow", rule="allow model.test"),
+        row(kind="transfer", host="model.test", port=443, up=3, down=4),
+        refused("model.test", why="budget", reason=SPENT),
+    ]
+    egress = summarise([*noise, *own], hosts=["model.test", "never.test"])
+    assert [refusal.count for refusal in egress.refusals if refusal.rule == SPENT] == [1]
+    assert len(egress.refusals) <= MAX_REFUSALS and len(egress.top_hosts) <= TOP_HOSTS
+    [counts] = [host for host in egress.top_hosts if host.host == "model.test"]
+    assert (counts.allowed, counts.bytes_up, counts.bytes_down) == (1, 3, 4)
+    assert not [host for host in egress.top_hosts if host.host == "never.test"]
+    shown = [refusal.count for refusal in egress.refusals]
+    assert shown == sorted(shown, reverse=True)
+    ended = within_budget(TurnEnd(Outcome.FAILED, "it gave up"), egress)
+    assert (ended.outcome, ended.basis, ended.reason) == (Outcome.BUDGET, Basis.HOST, f"{SPENT}; it gave up")
+
+
+def test_a_path_that_reads_like_a_budget_is_none() -> None:
+    """Who may choose a text chooses no outcome."""
+    egress = summarise([refused("limits.model_requests: all", why="path", reason=f"/{SPENT} is not bound")])
+    end = TurnEnd(Outcome.FAILED, "it gave up")
+    assert within_budget(end, egress) is end
+
+
+def test_tripwires_without_end_fill_no_memory() -> None:
+    wires = summarise(row(kind="tripwire", host=f"{number}.test") for number in range(1000)).tripwires
+    assert [wire.host for wire in wires[:2]] == ["0.test", "1.test"] and len(wires) == MAX_REFUSALS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_egress.collapse import MAX_DISTINCT, Collapser
+from agent_egress.collapse import MAX_DISTINCT, RESERVED, Collapser
 from agent_egress.identity import MAX_RECEIPT_BYTES
 from agent_egress.policy import Policy
 from agent_egress.receipts import (
@@ -327,6 +327,19 @@ def test_many_different_refusals_are_counted_by_kind_past_a_bound() -> None:
     refusals = [decision(f"n{number}.test", "deny", "") for number in range(MAX_DISTINCT + 50)]
     assert len(collapser.sift(refusals, now_s=1.0)) == MAX_DISTINCT
     assert collapser.flush() == [{"kind": "decision", "action": "deny", "collapsed": True, "count": 50}]
+
+
+def test_noise_hides_no_refusal_that_the_agent_cannot_invent() -> None:
+    collapser = Collapser()
+    noise = [decision(f"n{number}.test", "deny", "") for number in range(MAX_DISTINCT + 50)]
+    named = [decision(f"ads{number}.test", "deny", "deny *.ads.test") for number in range(RESERVED + 2)]
+    spent = [{**decision("model.test", "deny", ""), "why": "budget", "path": f"/{n}"} for n in range(RESERVED + 2)]
+    lookups = [{"kind": "lookup", "action": "deny", "name": f"n{n}.test", "rule": ""} for n in range(RESERVED + 2)]
+    collapser.sift(noise, now_s=1.0)
+    found = collapser.sift([*named, *spent, *lookups], now_s=1.1)
+    assert found == [*named[:RESERVED], *spent[:RESERVED], *lookups[:RESERVED]]
+    collapser.flush()
+    assert collapser.sift(spent, now_s=2.2) == spent, "the next second begins anew"
 
 
 # What the receipts say.
