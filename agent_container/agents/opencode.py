@@ -130,6 +130,7 @@ PROFILE = AgentProfile(
         ".local/share/opencode/opencode.db-shm",
         ".local/share/opencode/opencode.db-wal",
     ),
+    session_form="ses_[0-9A-Za-z]{8,64}",
     has_result=False,
     reports_cost=True,
 )

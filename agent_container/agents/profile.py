@@ -5,6 +5,7 @@ Each agent is one small module that makes one `AgentProfile`; nothing else in th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -14,6 +15,7 @@ from agent_container.events import AgentOutput, Event, Evidence
 from agent_container.frames import HEAD_BYTES, Line, not_parsed
 
 MAX_OUTPUT_BYTES = 64 * 1024
+UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 Channel = Literal["stdout", "stderr"]
 
 
@@ -85,6 +87,9 @@ class AgentProfile:
     """(placeholder by kind of credential) to what must be in its HOME."""
     keeps: tuple[str, ...] = ()
     """Paths in HOME that it needs to resume a session; directories with all that is below."""
+    session_form: str = UUID
+    """Pattern of its own names of sessions. One of another form is never given back to it as an argument: to some of
+    them `latest`, a number or a path is a session too, and what begins with a dash is an option."""
     hosts: tuple[str, ...] = ()
     """What it cannot work without, beyond its credential's hosts."""
     has_result: bool = True
@@ -95,6 +100,10 @@ class AgentProfile:
     """Whether its count of tokens begins with its session, runs that were resumed included."""
     stop_signal: Literal["INT", "TERM"] = "TERM"
     """What it answers by writing down what it has before it ends."""
+
+    def names_session(self, session: str) -> bool:
+        """Whether this may be one of its sessions."""
+        return re.fullmatch(self.session_form, session, re.ASCII) is not None
 
 
 class PlainText:

@@ -48,6 +48,12 @@ def find_resumed(ctx: Context, resolved: Resolved, run: str) -> Resumed:
             + ("named no session of its own there" if resolved.profile.keeps else "keeps no sessions"),
             hint=again,
         )
+    if not resolved.profile.names_session(session):
+        raise UsageError(
+            f"run {place.run_id} cannot be resumed: {resolved.profile.name} called its session {session[:80]!r} there, "
+            "and none of its sessions has such a name",
+            hint=again,
+        )
     workspace = record.host.workspace
     if resolved.mode != "clone" or workspace is None or workspace.mode != "clone":
         raise UsageError(

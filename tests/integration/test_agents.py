@@ -148,6 +148,19 @@ def test_a_run_is_resumed(first: Done, world: World, project: Path, agent: Agent
     assert "second line" in patch and "+newmore" in patch, "the work of both is in it"
 
 
+def test_what_is_no_name_of_a_session_is_not_given_to_it(first: Done, world: World, project: Path) -> None:
+    path = world.place(first.host["run"]) / "record.json"
+    published = path.read_text()
+    session = first.result["agent"]["session"]
+    assert session in published
+    try:
+        path.write_text(published.replace(session, "--help"))
+        done = world.agc("run", "--resume", first.host["run"], "Go on.", cwd=project, code=2)
+    finally:
+        path.write_text(published)
+    assert "called its session '--help' there" in done.err.decode(), done.err
+
+
 FAILURES = {
     "answers 401": ("DOUBLE: 401", "failed", "{says_401}"),
     "answers 500": ("DOUBLE: 500", "failed", "500|Internal|overloaded|error"),

@@ -6,14 +6,17 @@ import json
 import subprocess
 import sys
 import tomllib
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from agent_container.agents import PROFILES, AgentProfile, Work
 from agent_container.credential_kinds import KINDS, make_decoy
+from agent_container.events import AgentSession
+from agent_container.frames import split_lines
 
 AGENTS = [profile for name, profile in PROFILES.items() if name != "demo"]
+STREAMS = Path(__file__).parent / "streams"
 DECOYS = {kind: make_decoy(kind, b"sixteen bytes and more") for kind in KINDS}
 TASKS = ["--help", "-", "/compact", "@README.md", "!ls", "a\n'b' \"c\" $(id) `id` \\", "🦀", "x" * 200_000]
 
@@ -37,6 +40,57 @@ def test_model_and_session_are_passed_on(profile: AgentProfile) -> None:
         assert words[words.index("--model") + 1] == "some/model"
         assert words[words.index("0123-session") - 1] in ("resume", "--resume", "--session")
         assert "model" not in " ".join(plain.argv) and "resume" not in plain.argv
+
+
+UUID = "01a228ca-8fdc-78f1-a3e8-ecc818b5fa9f"
+SESSIONS = {
+    "claude": "df80010b-8c95-484b-96a3-000d8e083541",
+    "codex": UUID,
+    "gemini": "521bef86-7359-431b-ac47-03a80f7be2b6",
+    "opencode": "ses_dd728c8ecffea8VUxe16G8baEB",
+    "pi": "01a228da-c6a5-74c7-8e1a-2cdf58655d0c",
+}
+"""As the real ones name theirs."""
+NO_SESSIONS = {
+    "nothing": "",
+    "an option": "--dangerously-skip-permissions",
+    "a short option": "-p",
+    "an option behind a session": f"{UUID} --help",
+    "the newest": "latest",
+    "the newest of codex": "--last",
+    "a number": "1",
+    "a part of one": UUID[:8],
+    "a path": f"/tmp/{UUID}.jsonl",
+    "a path upwards": f"../{UUID}",
+    "a file": f"{UUID}.jsonl",
+    "in HOME": f"~/{UUID}",
+    "a line end": f"{UUID}\n",
+    "NUL": f"{UUID}\0",
+    "an escape": f"\x1b[2J{UUID}",
+    "other digits": UUID.replace("0", "\u0660"),
+    "letters that look alike": "\u0455es_dd728c8ecffea8VUxe16G8baEB",
+    "opencode's with a path": "ses_/../../x",
+    "opencode's, endless": "ses_" + "a" * 100_000,
+    "JSON": '{"a":1}',
+}
+
+
+@agents
+def test_its_sessions_are_known_by_their_form(profile: AgentProfile) -> None:
+    assert profile.names_session(SESSIONS[profile.name])
+    assert [name for name, text in NO_SESSIONS.items() if profile.names_session(text)] == []
+    others = {text for name, text in SESSIONS.items() if (name == "opencode") != (profile.name == "opencode")}
+    assert not any(profile.names_session(text) for text in others)
+
+
+@pytest.mark.parametrize("path", sorted(STREAMS.glob("*-ok.jsonl")), ids=lambda path: path.stem)
+def test_what_a_real_one_called_its_session_has_that_form(path: Path) -> None:
+    profile = PROFILES[path.stem.partition("-")[0]]
+    parser = profile.parser()
+    lines = split_lines([path.read_bytes()], max_bytes=1 << 24)
+    events = [event for line in lines for event in parser.parse(line, channel="stdout")]
+    named = {event.session for event in events if isinstance(event, AgentSession) and event.session}
+    assert named and all(profile.names_session(session) for session in named)
 
 
 @agents
