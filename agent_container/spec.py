@@ -29,6 +29,7 @@ from pydantic_core import CoreSchema
 
 from agent_container.environment import check_env_name, check_env_value
 from agent_container.project import SPEC_NAME
+from agent_container.public_suffix import is_public_suffix
 from agent_container.spec_load import Later, load_model
 from agent_container.spec_types import (
     is_metadata,
@@ -52,16 +53,14 @@ from agent_container.spec_types import (
     parse_url_path,
 )
 from agent_egress.names import canonical_name
+from agent_egress.rules import SSH_PORT
 
 KNOWN_AGENTS = ("claude", "codex", "gemini", "opencode", "pi", "demo")
 ALWAYS_PROTECTED = (".husky", ".vscode", ".idea", ".claude/settings*.json", SPEC_NAME)
 """Read-only in a bound workspace whatever the spec says: the host runs or obeys these."""
 
 LATER = (
-    Later("egress.tls", only=("splice",)),
     Later("egress.dlp", only=("off",)),
-    Later("egress.inspect"),
-    Later("egress.kill"),
     Later("git"),
     Later("ssh_key"),
     Later("services"),
@@ -95,6 +94,7 @@ Items = Annotated[tuple[T, ...], _or_none_to(tuple)]
 Some = Annotated[tuple[T, ...], Field(min_length=1)]
 Pattern = Annotated[str, _text(parse_pattern)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Tls = Literal["splice", "inspect"]
 Duration = Annotated[int, _measure(parse_duration, "2h or 15m"), WithJsonSchema({"type": "string", "examples": ["2h"]})]
 Size = Annotated[int, _measure(parse_size, "4g or 512m"), WithJsonSchema({"type": "string", "examples": ["4g"]})]
 EnvName = Annotated[str, _text(check_env_name)]
@@ -134,6 +134,8 @@ class EgressRule(_TextForm):
     """TCP ports; other ports than 443 and 80 need a client that speaks CONNECT."""
     addresses: Items[Annotated[str, _text(parse_range)]] = ()
     """Private ranges that the name may resolve into."""
+    tls: Tls | None = None
+    """`inspect` opens TLS, `splice` leaves it unopened; without the key as `egress.tls` says."""
 
     @model_validator(mode="after")
     def _addresses_fit(self) -> EgressRule:
@@ -142,7 +144,18 @@ class EgressRule(_TextForm):
         closed = [text for text in (self.host, *self.addresses) if never_reachable(text)]
         if closed:
             raise ValueError(f"{closed[0]} is this sandbox itself or no destination at all: no rule opens it")
+        if self.host.startswith("*.") and is_public_suffix(self.host[2:]):
+            raise ValueError(f"anybody can have a name below {self.host[2:]}: name the hosts")
+        if self.tls == "inspect" and SSH_PORT in self.ports:
+            raise ValueError(f"ssh on port {SSH_PORT} cannot be inspected: give that port an entry of its own")
         return self
+
+
+class InspectedHost(EgressRule):
+    """The same, with TLS opened."""
+
+    tls: Literal["inspect"] = "inspect"
+    """Nothing else can be said here."""
 
 
 class OwnAgent(_Part):
@@ -209,18 +222,24 @@ class Egress(_Part):
 
     allow: Items[EgressRule] = ()
     """Hosts, addresses and ranges that may be reached."""
+    inspect: Items[InspectedHost] = ()
+    """Hosts, addresses and ranges that may be reached, with TLS opened: an allow with `tls: inspect`."""
     deny: Items[Pattern] = ()
     """Hosts, addresses and ranges that may not; beats every allow."""
+    kill: Items[Pattern] = ()
+    """The same, and contact with them ends the session: a run's outcome is then `killed`, and an environment is cut."""
     allow_metadata: bool = False
     """Let an explicit range lift the floor over the cloud metadata addresses too."""
-    tls: Literal["splice"] = "splice"
-    """What happens to TLS with hosts without a credential: it passes unopened."""
+    tls: Tls = "splice"
+    """What happens to TLS with hosts without a credential: `splice` lets it pass unopened, `inspect` opens it."""
+    tripwire: Literal["deny", "kill"] = "deny"
+    """What a credential's placeholder that is seen elsewhere leads to: a refusal, or the session's end as well."""
     dlp: Literal["off"] = "off"
     """Scanning of bodies."""
 
     @model_validator(mode="after")
     def _metadata_is_said_twice(self) -> Egress:
-        for rule in self.allow:
+        for rule in (*self.allow, *self.inspect):
             if not self.allow_metadata and any(is_metadata(text) for text in (rule.host, *rule.addresses)):
                 raise ValueError(f"{rule.host} names a metadata address: that needs `allow_metadata: true` besides")
         return self

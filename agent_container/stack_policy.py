@@ -1,13 +1,13 @@
 """The policy in force for one sandbox, with the origin of every rule: the spec's, the agent's, a credential's.
 
-Pure. The floors stand in `agent_egress` and hold whatever is planned here; live rules (`egress allow`) come later, from
-the commands.
+Pure. The floors stand in `agent_egress` and hold whatever is planned here; what a user adds while it
+is in force is `live_rules`'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent_container.credential_kinds import KINDS
 from agent_container.credentials import Binding, Credential, narrow
@@ -90,10 +90,9 @@ def effective_policy(
     own, profile_hosts = (spec.agent.hosts, ()) if isinstance(spec.agent, OwnAgent) else ((), agent_hosts)
     rules = (
         *_allow(spec, spec.egress.allow, "egress.allow"),
-        *(
-            Rule("deny", pattern, origin=_origin(spec, f"egress.deny[{index}]"))
-            for index, pattern in enumerate(spec.egress.deny)
-        ),
+        *_allow(spec, spec.egress.inspect, "egress.inspect", action="inspect"),
+        *_refuse(spec, "deny", spec.egress.deny),
+        *_refuse(spec, "kill", spec.egress.kill),
         *_allow(spec, own, "agent.hosts"),
         *(Rule("allow", host, origin=f"agent {spec.agent_name}") for host in profile_hosts),
         *(
@@ -107,6 +106,8 @@ def effective_policy(
         allow_metadata=spec.egress.allow_metadata,
         host_addresses=tuple(host_addresses),
         credentials=tuple(row for granted in credentials for row in granted.binding.rows(granted.name)),
+        tls=spec.egress.tls,
+        tripwire=spec.egress.tripwire,
     )
     try:
         return Policy.parse(policy.encode())
@@ -114,9 +115,15 @@ def effective_policy(
         raise SpecError("the egress sidecar would not take this policy", details=error.problems) from None
 
 
-def _allow(spec: ProjectSpec, rules: Sequence[EgressRule], path: str) -> Iterable[Rule]:
+def _allow(spec: ProjectSpec, rules: Sequence[EgressRule], path: str, *, action: str = "allow") -> Iterable[Rule]:
     for index, rule in enumerate(rules):
-        yield Rule("allow", rule.host, rule.ports, rule.addresses, _origin(spec, f"{path}[{index}]"))
+        tls = rule.tls or "" if action == "allow" else ""
+        yield Rule(action, rule.host, rule.ports, rule.addresses, _origin(spec, f"{path}[{index}]"), tls)
+
+
+def _refuse(spec: ProjectSpec, action: str, patterns: Sequence[str]) -> Iterable[Rule]:
+    for index, pattern in enumerate(patterns):
+        yield Rule(action, pattern, origin=_origin(spec, f"egress.{action}[{index}]"))
 
 
 def _origin(spec: ProjectSpec, path: str) -> str:
@@ -128,7 +135,7 @@ def contradictions(policy: Policy) -> tuple[str, ...]:
     """Hosts that the agent or a credential needs and another rule closes, in words: said before a run fails by them."""
     found = []
     for rule in policy.rules:
-        if rule.action != "allow" or rule.origin.startswith("spec ") or rule.pattern.startswith("*"):
+        if not rule.allows or rule.origin.startswith("spec ") or rule.pattern.startswith("*"):
             continue
         decision = decide_name(policy, rule.pattern, rule.ports[0])
         if not decision.allowed:
@@ -136,9 +143,17 @@ def contradictions(policy: Policy) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def with_live_rules(policy: Policy, rules: Iterable[Rule]) -> Policy:
-    """The policy with rules that were added while it was in force. Raises: UsageError."""
-    try:
-        return Policy.parse(replace(policy, rules=(*policy.rules, *rules)).encode())
-    except PolicyError as error:
-        raise UsageError("the egress sidecar would not take this rule", details=error.problems) from None
+def how_seen(policy: Policy, rule: Rule) -> str:
+    """What is seen of what goes where a rule allows it, in words; empty for a rule that allows nothing."""
+    if not rule.allows:
+        return ""
+    # One of its subdomains stands for all: other rules may say more of some.
+    host = rule.pattern.replace("*.", "any.", 1) if rule.network is None else str(rule.network[0])
+    decisions = [decide_name(policy, host, port) for port in rule.ports]
+    allowed = [decision for decision in decisions if decision.allowed] or decisions
+    if not allowed[0].allowed:
+        return f"closed by {allowed[0].origin or 'the floor'}"
+    if any(decision.scanned for decision in allowed):
+        return "injected" if host in policy.bindings else "inspected"
+    how = "spliced" if any(decision.action == "splice" for decision in allowed) else "not TLS"
+    return f"{how}: bodies not seen by DLP"

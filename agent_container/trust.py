@@ -17,13 +17,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_container.errors import ApprovalNeeded, UsageError
-from agent_container.spec import CredentialUse, EgressRule, Image, OwnAgent, ProjectSpec
+from agent_container.spec import CredentialUse, Egress, EgressRule, Image, OwnAgent, ProjectSpec
 from agent_container.spec_yaml import shown
 
 MAX_LINE = 4000
 MIN_ACCEPT = 12
 RED = "!!"
 """Begins the lines that take something outside the egress policy; the ui shows them in red."""
+
+_OPENED = re.compile(r"(\w+) inspect (\S+) port (\d+): ")
 
 Kind = Literal["grant", "restriction", "amount"]
 
@@ -147,11 +149,11 @@ def grants_of(
     `also` are lines that follow from it elsewhere (an agent's own hosts).
     """
     found = [
-        *_texts(_agent(spec)),
+        *_agent(spec),
         *_image(spec.image, image_digests or {}),
         *_workspace(spec),
-        *_texts(_egress(spec.egress.allow, "egress")),
-        *(Grant(kind="restriction", text=f"egress deny {pattern}") for pattern in spec.egress.deny),
+        *_egress(spec.egress, (*spec.egress.allow, *spec.egress.inspect), "egress"),
+        *_refusals(spec.egress),
         *(grant for use in spec.credentials for grant in _credential(use)),
         *_texts(f"env {name}={_exact(value)}" for name, value in spec.env.items()),
         *_texts(f"file {_quoted(name)} sha256:{_sha256(body)}" for name, body in (files or {}).items()),
@@ -168,16 +170,16 @@ def _texts(texts: Iterable[str]) -> Iterable[Grant]:
     return (Grant(kind="grant", text=text) for text in texts)
 
 
-def _agent(spec: ProjectSpec) -> Iterable[str]:
+def _agent(spec: ProjectSpec) -> Iterable[Grant]:
     if isinstance(spec.agent, OwnAgent):
-        yield f"agent command {_quoted(spec.agent.command)}"
-        yield from (f"agent env {name}={_exact(value)}" for name, value in spec.agent.env.items())
-        yield from (f"image package {name}" for name in spec.agent.packages)
-        yield from _egress(spec.agent.hosts, "agent")
+        yield from _texts([f"agent command {_quoted(spec.agent.command)}"])
+        yield from _texts(f"agent env {name}={_exact(value)}" for name, value in spec.agent.env.items())
+        yield from _texts(f"image package {name}" for name in spec.agent.packages)
+        yield from _egress(spec.egress, spec.agent.hosts, "agent")
     else:
-        yield f"agent {spec.agent}"
+        yield from _texts([f"agent {spec.agent}"])
     if spec.model:
-        yield f"model {_exact(spec.model)}"
+        yield from _texts([f"model {_exact(spec.model)}"])
 
 
 def _image(image: Image, digests: Mapping[str, str]) -> Iterable[Grant]:
@@ -206,10 +208,29 @@ def _workspace(spec: ProjectSpec) -> Iterable[Grant]:
         yield Grant(kind="grant", text=f"memory {spec.memory}")
 
 
-def _egress(rules: Iterable[EgressRule], what: str) -> Iterable[str]:
+def _egress(egress: Egress, rules: Iterable[EgressRule], what: str) -> Iterable[Grant]:
+    """To be opened is a host's restriction: what it leaves behind is seen. It narrows by being there, and is shown all
+    the same, since a user's own TLS is read then."""
     for rule in rules:
-        yield from (f"{what} allow {rule.host} port {port}" for port in rule.ports)
-        yield from (f"{what} allow {rule.host} to resolve into {text}" for text in rule.addresses)
+        yield from _texts(f"{what} allow {rule.host} port {port}" for port in rule.ports)
+        yield from _texts(f"{what} allow {rule.host} to resolve into {text}" for text in rule.addresses)
+        if (rule.tls or egress.tls) == "inspect":
+            for port in rule.ports:
+                yield Grant(kind="restriction", text=f"{what} inspect {rule.host} port {port}: its TLS is opened")
+        elif egress.tls == "inspect":
+            yield from _texts(f"{what} splice {rule.host} port {port}: its TLS stays unopened" for port in rule.ports)
+
+
+def _refusals(egress: Egress) -> Iterable[Grant]:
+    # A kill is a deny and more: to become one narrows, and to be one no longer widens.
+    for pattern in (*egress.deny, *egress.kill):
+        yield Grant(kind="restriction", text=f"egress deny {pattern}")
+    for pattern in egress.kill:
+        yield Grant(kind="restriction", text=f"egress kill {pattern}: contact ends the session")
+    if egress.tls == "inspect":
+        yield Grant(kind="restriction", text="egress tls inspect: TLS with every host is opened, the agent's own too")
+    if egress.tripwire == "kill":
+        yield Grant(kind="restriction", text="egress tripwire kill: a misplaced placeholder ends the session")
 
 
 def _credential(use: CredentialUse) -> Iterable[Grant]:
@@ -262,7 +283,10 @@ def diff(approved: Grants | None, asked: Grants) -> tuple[Change, ...]:
     added, gone = after.keys() - before.keys(), before.keys() - after.keys()
     changes = [
         *(Change("+", after[text].line, _widens(after[text], added=True), red=after[text].red) for text in added),
-        *(Change("-", before[text].line, _widens(before[text], added=False)) for text in gone),
+        *(
+            Change("-", before[text].line, _widens(before[text], added=False) and not _moot(text, after))
+            for text in gone
+        ),
         *(_changed(old, after[text]) for text, old in before.items() if text in after and old != after[text]),
     ]
     return tuple(sorted(changes, key=_order))
@@ -276,6 +300,12 @@ def _widens(grant: Grant, *, added: bool) -> bool:
     if grant.kind == "amount":
         return True  # a measure that only one version knows: ask
     return added == (grant.kind == "grant")
+
+
+def _moot(text: str, after: Mapping[str, Grant]) -> bool:
+    """Whether a restriction is gone together with what it restricts: a host that may not be reached at all any more."""
+    said = _OPENED.match(text)
+    return said is not None and f"{said[1]} allow {said[2]} port {said[3]}" not in after
 
 
 def _changed(before: Grant, after: Grant) -> Change:

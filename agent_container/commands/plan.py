@@ -12,8 +12,7 @@ from agent_container.commands.standing import standing
 from agent_container.commands.starting import Start, plan_for
 from agent_container.ids import new_id
 from agent_container.render.compose import render_compose
-from agent_container.stack_policy import contradictions
-from agent_egress.policy import decide_name
+from agent_container.stack_policy import contradictions, how_seen
 
 COMPOSE_FILE = "compose.yaml"
 
@@ -59,9 +58,7 @@ def plan_environment(ctx: Context, *, agent: str | None, mode: str | None) -> Pl
             action=rule.action,
             pattern=rule.pattern,
             ports=tuple(rule.ports),
-            tls=_tls(decide_name(resolved.policy, rule.pattern, rule.ports[0]).action)
-            if rule.action == "allow"
-            else "",
+            tls=how_seen(resolved.policy, rule),
             origin=rule.origin,
         )
         for rule in resolved.policy.rules
@@ -94,7 +91,3 @@ def render_environment(ctx: Context, *, agent: str | None, mode: str | None) -> 
     stack = plan_for(ctx, Start(resolved=resolved, images=images, session=session, kind="up")).stack
     etc = ctx.store.sessions.rendered_dir(session)
     return ((COMPOSE_FILE, render_compose(stack, files_dir=str(etc))), *((f"etc/{n}", t) for n, t in stack.files))
-
-
-def _tls(action: str) -> str:
-    return {"splice": "passes unopened", "bump": "opened for the credential", "raw": "not TLS"}.get(action, "")

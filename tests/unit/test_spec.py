@@ -127,8 +127,12 @@ SAME = {
         "egress: {allow: [xn--bcher-kva.example]}",
     ),
     "keys of later versions that are switched off": (
-        "egress: {inspect: [], kill: }\ngit: []\nssh_key: false\nservices: {}\nlimits: {turns: }",
+        "egress: {inspect: [], kill: , allow: }\ngit: []\nssh_key: false\nservices: {}\nlimits: {turns: }",
         "",
+    ),
+    "a wildcard over what one operator hands out": (
+        "egress: {allow: ['*.githubusercontent.com', '*.city.kawasaki.jp']}",
+        "egress: {allow: [{host: '*.githubusercontent.com'}, {host: '*.city.kawasaki.jp'}]}",
     ),
     "one text and its long form": ("egress: {allow: [a.test]}", "egress: {allow: [{host: a.test, ports: [443, 80]}]}"),
     "a mode left open": ("workspace: {mode: }", ""),
@@ -311,11 +315,40 @@ REFUSED = {
     "a fork bomb's worth": ("resources: {pids: 99999999}", 1, "resources.pids", "at most"),
     "a model that is an option": ("model: --dangerous", 1, "model", "model's name"),
     "a name that is an option": ("name: -x", 1, "name", "printable"),
+    "another word for TLS": ("egress: {tls: bump}", 1, "egress.tls", "splice or inspect"),
+    "another word for one host's TLS": (
+        "egress: {allow: [{host: a.test, tls: bump}]}",
+        1,
+        "egress.allow[0].tls",
+        "splice or inspect",
+    ),
+    "a spliced host to inspect": (
+        "egress: {inspect: [{host: a.test, tls: splice}]}",
+        1,
+        "egress.inspect[0].tls",
+        "ins",
+    ),
+    "inspected ssh": (
+        "egress: {inspect: [{host: a.test, ports: [22]}]}",
+        1,
+        "egress.inspect[0]",
+        "cannot be inspected",
+    ),
+    "a killed URL": ("egress: {kill: ['https://a.test/']}", 1, "egress.kill[0]", "write a.test"),
+    "a tripwire that is off": ("egress: {tripwire: off}", 1, "egress.tripwire", "for text, quote it"),
+    "metadata to inspect": ("egress:\n  inspect: [169.254.169.254]", 1, "egress", "allow_metadata"),
+    "a country's companies": ("egress:\n  allow:\n  - ok.test\n  - '*.co.uk'", 4, "egress.allow[1]", "below co.uk"),
+    "a suffix that only the list knows": (
+        "egress: {allow: ['*.a.kawasaki.jp']}",
+        1,
+        "egress.allow[0]",
+        "below a.kawas",
+    ),
+    "a suffix of all below another": ("egress: {inspect: ['*.any.ck']}", 1, "egress.inspect[0]", "below any.ck"),
+    "a suffix in another script": ("egress: {allow: ['*.公司.cn']}", 1, "egress.allow[0]", "below xn--55qx5d.cn"),
+    "an own agent's suffix": ("agent: {command: [x], hosts: ['*.co.jp']}", 1, "agent.hosts[0]", "below co.jp"),
     # what this version does not do
-    "inspecting TLS": ("egress: {tls: inspect}", 1, "egress.tls", "not supported by this version; write splice"),
     "scanning bodies": ("egress: {dlp: enforce}", 1, "egress.dlp", "not supported by this version"),
-    "inspected hosts": ("egress:\n  inspect: [a.test]", 2, "egress.inspect", "not supported by this version"),
-    "kill hosts": ("egress: {kill: [a.test]}", 1, "egress.kill", "not supported by this version"),
     "git rules": ("git: [{repo: x}]", 1, "git", "not supported by this version"),
     "an ssh key": ("ssh_key: true", 1, "ssh_key", "not supported by this version"),
     "services": ("services: {db: {image: x}}", 1, "services", "not supported by this version"),
@@ -331,7 +364,7 @@ def test_refused_with_line_path_and_reason(text: str, line: int, where: str, rea
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
-    found = mistakes("name: no\nagnt: x\nenv:\n  A: 1\n  A: 2\negress:\n  allow: ['*']\n  kill: [a.test]\n")
+    found = mistakes("name: no\nagnt: x\nenv:\n  A: 1\n  A: 2\negress:\n  allow: ['*']\n  kill: [a/b]\n")
     assert [detail.split(": ")[0] for detail in found] == [f"agent-container.yaml:{n}" for n in (1, 2, 4, 5, 7, 8)]
 
 
@@ -426,3 +459,19 @@ def test_keys_of_later_versions_are_not_in_the_schema_unless_they_have_a_value()
 
 def test_known_agents_are_those_of_the_schema() -> None:
     assert set(KNOWN_AGENTS) == set(json_schema()["properties"]["agent"]["oneOf"][0]["enum"])
+
+
+def test_inspected_and_killed_hosts_are_read() -> None:
+    spec = load(
+        "egress:\n  tls: inspect\n  tripwire: kill\n  inspect: [a.test, {host: b.test, ports: [8443]}]\n"
+        "  allow: [{host: c.test, tls: splice}, d.test]\n  kill: [Canary.Test., '*.x.test', 10.0.0.1]\n"
+    )
+    egress = spec.egress
+    assert (egress.tls, egress.tripwire) == ("inspect", "kill")
+    assert [(rule.host, rule.ports, rule.tls) for rule in egress.inspect] == [
+        ("a.test", (443, 80), "inspect"),
+        ("b.test", (8443,), "inspect"),
+    ]
+    assert [rule.tls for rule in egress.allow] == ["splice", None]
+    assert egress.kill == ("canary.test", "*.x.test", "10.0.0.1")
+    assert spec.line_of("egress.inspect[1]") == 4

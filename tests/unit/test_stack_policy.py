@@ -10,9 +10,9 @@ from agent_container.credentials import Credential, SecretBytes, bind
 from agent_container.errors import SpecError, UsageError
 from agent_container.render.sidecar_files import DEFAULT_CREDENTIAL_HEADERS
 from agent_container.spec import ProjectSpec, default_spec, load_spec
-from agent_container.stack_policy import contradictions, effective_policy, granted_credentials, with_live_rules
+from agent_container.stack_policy import contradictions, effective_policy, granted_credentials, how_seen
 from agent_egress.names import canonical_header
-from agent_egress.policy import Policy, Rule, decide_address, decide_name
+from agent_egress.policy import Policy, decide_address, decide_name
 from agent_egress.rules import Binding
 
 
@@ -179,18 +179,65 @@ def test_a_profile_that_names_no_host_is_an_error_and_not_a_hole() -> None:
         effective_policy(load(""), agent_hosts=("*",))
 
 
-def test_live_rules_join_the_policy_or_are_refused() -> None:
-    policy = effective_policy(load(SPEC))
-    wider = with_live_rules(policy, [Rule("allow", "new.test", origin="live")])
-    assert decide_name(wider, "new.test", 443).origin == "live"
-    assert not decide_name(with_live_rules(wider, [Rule("deny", "new.test")]), "new.test", 443).allowed
-    with pytest.raises(UsageError, match="would not take"):
-        with_live_rules(policy, [Rule("allow", "*")])
-
-
 @pytest.mark.parametrize("header", ["x-api-key", "X-API-KEY", "X-Api-Key"])
 def test_a_header_has_one_spelling_wherever_it_is_compared(header: str) -> None:
     # squid's notes are compared letter by letter: the kind's `x-api-key` met a sidecar that had `X-Api-Key` listed.
     binding = Binding("a", "api.test", 443, ("POST",), ("/v1",), header, "{}")
     assert Policy.parse(Policy(credentials=(binding,)).encode()).credentials[0].header == "X-Api-Key"
     assert canonical_header(header) in DEFAULT_CREDENTIAL_HEADERS
+
+
+SEEN = """\
+agent: demo
+egress:
+  inspect: [seen.test, {host: "*.seen.test", ports: [8443]}]
+  allow: [ok.test, {host: a.test, tls: inspect}, {host: db.test, ports: [5432]}, "*.w.test", 203.0.113.7, shut.test]
+  deny: [ads.test, shut.test]
+  kill: [trap.test, "*.trap.test"]
+  tripwire: kill
+credentials: [{name: demo, hosts: [api.test]}]
+"""
+
+
+def seen(text: str) -> dict[str, str]:
+    spec = load(text)
+    granted = granted_credentials(spec, [stored("demo")])
+    policy = effective_policy(spec, agent_hosts=("model.test",), credentials=granted)
+    return {rule.text: how_seen(policy, rule) for rule in policy.rules}
+
+
+def test_each_allowed_host_says_what_is_seen_of_it() -> None:
+    unseen = "spliced: bodies not seen by DLP"
+    assert seen(SEEN) == {
+        "inspect seen.test": "inspected",
+        "inspect *.seen.test": "inspected",
+        "allow ok.test": unseen,
+        "allow a.test": "inspected",
+        "allow db.test": "not TLS: bodies not seen by DLP",
+        "allow *.w.test": unseen,
+        "allow 203.0.113.7": unseen,
+        "allow shut.test": "closed by spec egress.deny[1] line 5",
+        "allow model.test": unseen,
+        "allow api.test": "injected",
+        "deny ads.test": "",
+        "deny shut.test": "",
+        "kill trap.test": "",
+        "kill *.trap.test": "",
+    }
+
+
+def test_tls_of_a_whole_spec_is_opened_but_for_what_says_otherwise() -> None:
+    found = seen(
+        SEEN.replace("  tripwire", "  tls: inspect\n  tripwire").replace("[ok.test", "[{host: ok.test, tls: splice}")
+    )
+    assert found["allow ok.test"] == "spliced: bodies not seen by DLP"
+    assert {found[f"allow {host}"] for host in ("a.test", "db.test", "*.w.test", "model.test")} == {"inspected"}
+    assert found["allow api.test"] == "injected"
+
+
+def test_kill_and_tripwire_reach_the_policy_with_their_origin() -> None:
+    policy = effective_policy(load(SEEN.replace("credentials: [{name: demo, hosts: [api.test]}]", "")))
+    killed = decide_name(policy, "a.trap.test", 443)
+    assert (killed.action, killed.rule) == ("kill", "kill *.trap.test")
+    assert killed.origin == "spec egress.kill[1] line 6"
+    assert (policy.tripwire, policy.tls) == ("kill", "splice")

@@ -14,7 +14,7 @@ BASE = """\
 image: {packages: [ripgrep], setup: [make]}
 workspace: {mode: clone, protect: [ci], hide: [.env]}
 env: {A: b}
-egress: {allow: [a.test], deny: [ads.test]}
+egress: {allow: [a.test], deny: [ads.test], inspect: [seen.test], kill: [trap.test], tripwire: kill}
 credentials: [github]
 resources: {memory: 4g}
 limits: {time: 2h}
@@ -37,6 +37,19 @@ WIDENS = {
         "+ egress allow a.test to resolve into 10.0.0.0/8",
     ),
     "a deny less": ("deny: [ads.test]", "deny: []", "- egress deny ads.test"),
+    "another inspected host": ("[seen.test]", "[seen.test, b.test]", "+ egress allow b.test port 443"),
+    "a host that is opened no more": (
+        "allow: [a.test], deny: [ads.test], inspect: [seen.test]",
+        "allow: [a.test, seen.test], deny: [ads.test]",
+        "- egress inspect seen.test port 443: its TLS is opened",
+    ),
+    "a kill less": ("kill: [trap.test]", "kill: []", "- egress kill trap.test: contact ends the session"),
+    "a kill that is only a deny": (
+        "deny: [ads.test], inspect: [seen.test], kill: [trap.test]",
+        "deny: [ads.test, trap.test], inspect: [seen.test]",
+        "- egress kill trap.test: contact ends the session",
+    ),
+    "a placeholder elsewhere is only refused": ("tripwire: kill", "tripwire: deny", "- egress tripwire kill"),
     "a protected path less": ("protect: [ci]", "protect: []", "- workspace protect ci"),
     "a hidden path less": ("hide: [.env]", "hide: []", "- workspace hide .env"),
     "a bound workspace": (
@@ -98,6 +111,18 @@ NARROWS = {
     "a host less": ("[a.test]", "[]"),
     "a port less": ("[a.test]", "[{host: a.test, ports: [443]}]"),
     "another deny": ("[ads.test]", "[ads.test, b.test]"),
+    "a host that is opened": ("[a.test]", "[{host: a.test, tls: inspect}]"),
+    "all hosts that are opened": ("tripwire: kill", "tripwire: kill, tls: inspect"),
+    "another kill": ("kill: [trap.test]", "kill: [trap.test, b.test]"),
+    "a deny that is a kill": (
+        "deny: [ads.test], inspect: [seen.test], kill: [",
+        "inspect: [seen.test], kill: [ads.test, ",
+    ),
+    "an inspected host less": ("inspect: [seen.test]", "inspect: []"),
+    "the same said in another place": (
+        "allow: [a.test], deny: [ads.test], inspect: [seen.test]",
+        "allow: [a.test, {host: seen.test, tls: inspect}], deny: [ads.test]",
+    ),
     "another hidden path": ("[.env]", "[.env, .env.local]"),
     "a package less": ("[ripgrep]", "[]"),
     "setup less": ("setup: [make]", "setup: []"),
@@ -217,3 +242,16 @@ def test_amounts_are_shown_as_the_spec_writes_them(key: str, written: str, shown
 
 def test_every_amount_has_a_measure() -> None:
     assert {grant.text for grant in asked(BASE).grants if grant.kind == "amount"} == set(MEASURES)
+
+
+def test_where_tls_is_opened_by_default_a_host_that_stays_unopened_is_a_widening_that_says_so() -> None:
+    opened = BASE.replace("tripwire: kill", "tripwire: kill, tls: inspect")
+    changes = diff(asked(opened), asked(opened.replace("[a.test]", "[{host: a.test, tls: splice}]")))
+    lines = {change.line: change.widens for change in changes}
+    assert lines["+ egress splice a.test port 443: its TLS stays unopened"]
+    assert lines["- egress inspect a.test port 443: its TLS is opened"]
+    shown = [change.line for change in diff(asked(BASE), asked(opened))]
+    assert "+ egress inspect a.test port 443: its TLS is opened (narrower)" in shown, "no yes is asked, and it is shown"
+    assert any(line.startswith("+ egress tls inspect: ") for line in shown)
+    with pytest.raises(ApprovalNeeded):
+        check(asked(opened), asked(BASE))
