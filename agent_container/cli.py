@@ -297,14 +297,14 @@ def run(
         ui.result(started, command="run", show=lambda: ui.text(started.run))
         ui.info(f"it goes on by itself: agent-container runs attach {started.run}")
         return
-    from agent_container.ui.views import show_event, show_summary
+    from agent_container.ui.views import show_live, show_summary
 
     ui.outlive_readers()
     result = approved(
         lambda yes: run_task(
             CALL.context,
             replace(request, accept=yes),
-            on_event=lambda event: ui.stream(event, command="run", show=lambda: show_event(ui, event)),
+            on_event=lambda event: ui.stream(event, command="run", show=lambda: show_live(ui, event)),
         ),
         accept=accept,
         again="agent-container run",

@@ -24,8 +24,9 @@ Cost = Annotated[float | None, AfterValidator(_finite)]
 class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    seq: int = 0
-    """Order within the run; set when the event is recorded. Times may jump, this does not."""
+    seq: int | None = None
+    """Its place in the run's events.jsonl, live too; times may jump, this does not. None for what is said of a run that
+    is under way and stands elsewhere in its record."""
     at: AwareDatetime | None = None
     """When the host or the runner saw it, UTC."""
 

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from agent_container.errors import StoreError
+from agent_container.events import RunStarted
 
 
 class Phase(StrEnum):
@@ -138,6 +139,10 @@ class SessionState(BaseModel):
 
     def encode(self) -> bytes:
         """JSON, one line, UTF-8."""
+    def started(self) -> RunStarted:
+        """The first event of its record."""
+        return RunStarted(at=self.created, run=self.id, agent=self.agent, task=self.task)
+
         return self.model_dump_json().encode() + b"\n"
 
 

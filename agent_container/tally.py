@@ -63,16 +63,22 @@ class Tally:
     def events(self, chunks: Iterable[bytes], *, goes_on: bool = False) -> Iterator[Event]:
         """The events of a spool given in chunks cut anywhere; of one that `goes_on`, half a line is left out."""
         for frame in parse_frames(chunks):
-            if isinstance(frame, BadLine):
-                self.bad_lines += 1
-                head = frame.head.decode("utf-8", "replace")
-                yield Evidence(source="spool", line=frame.line, kind=frame.kind, size=frame.size, head=head)
-                continue
-            yield from self._frame(frame)
-        for channel in () if goes_on else self._splitters:
+            yield from self.read(frame)
+        if not goes_on:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Event]:
+        """The events of what stands after the last line end: an agent's result may be there."""
+        for channel in self._splitters:
             yield from self._lines(channel, lambda splitter: splitter.finish(), None)
 
-    def _frame(self, frame: Frame) -> Iterator[Event]:
+    def read(self, frame: Frame | BadLine) -> Iterator[Event]:
+        """The events that end in one frame."""
+        if isinstance(frame, BadLine):
+            self.bad_lines += 1
+            head = frame.head.decode("utf-8", "replace")
+            yield Evidence(source="spool", line=frame.line, kind=frame.kind, size=frame.size, head=head)
+            return
         self.duration_s = max(self.duration_s, frame.t_ms / 1000)
         if self.first_wall_ms is None and frame.wall_ms is not None:
             self.first_wall_ms = frame.wall_ms - frame.t_ms

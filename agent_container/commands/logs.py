@@ -13,7 +13,7 @@ from agent_container.commands.context import Context
 from agent_container.commands.recovery import profile_named
 from agent_container.commands.runs import no_record_yet, project_here
 from agent_container.errors import EngineError
-from agent_container.events import Event, RunStarted, numbered
+from agent_container.events import Event, numbered
 from agent_container.frames import Frame
 from agent_container.sandbox.runner import RunnerClient
 from agent_container.session import SessionState
@@ -41,8 +41,7 @@ def events_so_far(ctx: Context, state: SessionState) -> Iterator[Event]:
     tally = Tally(profile_named(state.agent).parser(), started=state.turn_started)
     frames = raw_so_far(ctx, state)
     first = list(islice(frames, 1))  # asked for before anything is said: a refusal must not come after an answer
-    started = RunStarted(at=state.created, run=state.id, agent=state.agent, task=state.task)
-    yield from numbered([started])
+    yield from numbered([state.started()])
     yield from numbered(tally.events(chain(first, frames), goes_on=True), first=2)
 
 

@@ -26,7 +26,7 @@ from agent_container.commands.resolve import Resolved, approve, resolve
 from agent_container.commands.resuming import find_resumed
 from agent_container.commands.starting import NeverStarted, Start, close_failed, start_session
 from agent_container.errors import AgentContainerError, EngineError, UsageError
-from agent_container.events import Event, RunNote
+from agent_container.events import Event
 from agent_container.ids import ID_PATTERN, new_id
 from agent_container.records import Outcome, RunRecord
 from agent_container.sandbox.closing import BUNDLE, close_run
@@ -194,6 +194,7 @@ def _turn(
         stop=stop,
         stop_requested=lambda: ctx.store.sessions.stop_requested(session),
         now=ctx.now,
+        started=state.started(),
     )
     notes: tuple[str, ...] = ()
     try:
@@ -219,7 +220,7 @@ def _turn(
             return TurnEnd(Outcome.NEVER_STARTED, str(error))
     ctx.report("Started the agent")
     for words in notes:
-        watch.tell(RunNote(text=words))
+        watch.remark(words)
     end = follow_turn(watch)
     return replace(end, notes=(*notes, *end.notes)) if notes else end
 

@@ -96,6 +96,7 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
         stop=lambda: None,
         stop_requested=lambda: ctx.store.sessions.stop_requested(state.id),
         now=ctx.now,
+        started=state.started(),
     )
     try:
         with ctx.store.sessions.lock(state.id, doing="runs attach", wait_s=0):

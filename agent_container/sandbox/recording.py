@@ -11,7 +11,7 @@ from agent_container import __version__
 from agent_container.agents import AgentProfile
 from agent_container.drain import DrainReport
 from agent_container.egress_summary import egress_events
-from agent_container.events import Event, RunFinished, RunNote, RunStarted, parse_event
+from agent_container.events import Event, RunFinished, RunNote, parse_event
 from agent_container.records import (
     AgentView,
     Basis,
@@ -156,7 +156,7 @@ def merged_events(
     state: SessionState, spooled: Iterable[bytes], receipts: Iterator[bytes], record: RunRecord
 ) -> Iterator[Event]:
     """The record's events: the agent's in the spool's order, then what the receipts say, then the end."""
-    yield RunStarted(at=state.created, run=state.id, agent=state.agent, task=state.task)
+    yield state.started()
     for line in spooled:
         event = parse_event(line)
         if event is not None:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from agent_container.agents import AgentProfile
-from agent_container.agents.profile import Channel
 from agent_container.engine.protocol import Engine
 from agent_container.errors import EngineError
-from agent_container.events import AgentError, AgentResult, Event, RunNote, ToolCall, Usage
-from agent_container.frames import MAX_AGENT_LINE_BYTES, Frame, Line, LineSplitter
+from agent_container.events import AgentError, AgentResult, Event, RunNote, RunStarted, ToolCall, Usage
+from agent_container.frames import BadLine, Frame
 from agent_container.records import Basis, Outcome
 from agent_container.sandbox.runner import Received, RunnerClient
+from agent_container.tally import Tally
 from agent_egress.budget import USED_UP
+from agent_egress.kills import KILLED
 
 POLL_S = 0.5
 CHECK_EVERY_S = 2.0
@@ -74,14 +75,26 @@ class TurnWatch:
     """Whether another process asked for its end."""
     now: Callable[[], datetime]
     """The host's clock: when an event arrived."""
+    started: RunStarted
+    """The first event of the record."""
     told: int = 0
     """How many events were passed on."""
 
+    def begin(self) -> None:
+        """Passes on that it was started, once."""
+        if not self.told:
+            self.told = 1
+            self.on_event(self.started.model_copy(update={"seq": self.told}))
+
     def tell(self, event: Event) -> None:
-        """Passes an event on with its number, from 1, and the moment of its arrival. A run's record counts anew: there
-        the start and the sidecar's refusals are among them."""
+        """Passes an event on with the number that it has in the record, and the moment of its arrival."""
+        self.begin()
         self.told += 1
         self.on_event(event.model_copy(update={"seq": self.told, "at": event.at or self.now()}))
+
+    def remark(self, text: str) -> None:
+        """Says what the record has among its notes, without a number."""
+        self.on_event(RunNote(text=text, at=self.now()))
 
 
 class _Ended(Exception):
@@ -104,31 +117,27 @@ class _Progress:
         self.tool_calls = 0
         self.turns = 0
         self.cost_usd = 0.0
-        self._parser = watch.profile.parser()
-        self._out = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
-        self._err = LineSplitter(max_bytes=MAX_AGENT_LINE_BYTES)
+        self._tally = Tally(watch.profile.parser())
         self._tell = watch.tell
         self._only_retries = False
 
-    def take(self, frame: Frame) -> None:
-        """Counts a frame of output and passes its events on."""
-        if frame.channel not in ("stdout", "stderr"):
+    def take(self, frame: Frame | BadLine) -> None:
+        """Counts a frame of output and passes its events on, as they stand in the record."""
+        events = list(self._tally.read(frame))
+        self._pass_on(events)
+        if isinstance(frame, BadLine) or frame.channel not in ("stdout", "stderr"):
             return
         self.next_seq = max(self.next_seq, frame.seq + 1)
-        stdout = frame.channel == "stdout"
-        self._parse((self._out if stdout else self._err).feed(frame.data), "stdout" if stdout else "stderr")
+        # An agent that says again and again that it tries again is as good as silent.
+        self._only_retries = bool(events) and all(isinstance(e, AgentError) and e.retrying for e in events)
         if not self._only_retries:
             self.last_output = time.monotonic()
 
     def finish(self) -> None:
         """Passes on what stands after the last line end: an agent's result may be there."""
-        self._parse(self._out.finish(), "stdout")
-        self._parse(self._err.finish(), "stderr")
+        self._pass_on(self._tally.rest())
 
-    def _parse(self, lines: Iterable[Line], channel: Channel) -> None:
-        events = [event for line in lines for event in self._parser.parse(line, channel=channel)]
-        # An agent that says again and again that it tries again is as good as silent.
-        self._only_retries = bool(events) and all(isinstance(e, AgentError) and e.retrying for e in events)
+    def _pass_on(self, events: Iterable[Event]) -> None:
         for event in events:
             self._count(event)
             self._tell(event)
@@ -152,6 +161,7 @@ class _Progress:
 def follow_turn(watch: TurnWatch) -> TurnEnd:
     """Blocks until the turn has ended, for whatever reason; leaves no process of the turn behind while it can."""
     progress = _Progress(watch)
+    watch.begin()
     failures = 0
     while True:
         try:
@@ -183,10 +193,8 @@ def _follow(watch: TurnWatch, progress: _Progress, runner: RunnerClient) -> None
 
 def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
     frame = received.frame
-    if not isinstance(frame, Frame):
-        return  # kept in the spool, and marked when it is drained
-    if frame.channel != "exit":
-        progress.take(frame)
+    progress.take(frame)
+    if isinstance(frame, BadLine) or frame.channel != "exit":
         return
     progress.finish()
     now = time.monotonic()
@@ -209,9 +217,9 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
     now = time.monotonic()
     if now - progress.last_check >= CHECK_EVERY_S:
         progress.last_check = now
-        used_up = _check_alive(watch)
-        if progress.asked_to_stop is None and used_up:
-            _ask_to_stop(watch, progress, TurnEnd(Outcome.BUDGET, used_up))
+        ended = _check_alive(watch)
+        if progress.asked_to_stop is None and ended is not None:
+            _ask_to_stop(watch, progress, ended)
             return
         if progress.asked_to_stop is None and watch.stop_requested():
             _ask_to_stop(watch, progress, TurnEnd(Outcome.INTERRUPTED, "stopped by its user"))
@@ -238,7 +246,7 @@ def _judge(watch: TurnWatch, progress: _Progress) -> None:
 def _ask_to_stop(watch: TurnWatch, progress: _Progress, end: TurnEnd) -> None:
     """Over a conversation of its own: the one that streams is busy."""
     progress.asked_to_stop, progress.asked_at = end, time.monotonic()
-    watch.tell(RunNote(text=f"ending the agent: {end.reason}; its work and its record come next"))
+    watch.remark(f"ending the agent: {end.reason}; its work and its record come next")
     with contextlib.suppress(EngineError), RunnerClient.connect(watch.engine, watch.agent) as runner:
         if watch.profile.stop_signal == "INT":
             runner.interrupt(watch.turn, reason=end.reason)
@@ -246,9 +254,10 @@ def _ask_to_stop(watch: TurnWatch, progress: _Progress, end: TurnEnd) -> None:
             runner.stop(watch.turn, reason=end.reason)
 
 
-def _check_alive(watch: TurnWatch) -> str:
-    """What of the model's budget is used up, in the sidecar's words; empty while there is some left."""
-    used_up = ""
+def _check_alive(watch: TurnWatch) -> TurnEnd | None:
+    """How the sidecar ended the session, in its words: by a kill, or by a budget that is used up. None while it goes
+    on."""
+    end = None
     for name, container in (("egress sidecar", watch.egress), ("agent's container", watch.agent)):
         state = watch.engine.inspect(container)
         if state is None:
@@ -258,9 +267,18 @@ def _check_alive(watch: TurnWatch) -> str:
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} {words} while the run went on"))
         if state.health == "unhealthy":
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} became unhealthy while the run went on"))
-        if container == watch.egress and state.health_words.startswith(USED_UP):
-            used_up = state.health_words.removeprefix(USED_UP)[:200]
-    return used_up
+        if container == watch.egress:
+            end = ended_by(state.health_words)
+    return end
+
+
+def ended_by(words: str) -> TurnEnd | None:
+    """The end that a sidecar's health words tell of."""
+    if words.startswith(KILLED):
+        return TurnEnd(Outcome.KILLED, words.removeprefix(KILLED).strip()[:300])
+    if words.startswith(USED_UP):
+        return TurnEnd(Outcome.BUDGET, words.removeprefix(USED_UP)[:200])
+    return None
 
 
 def over_budget(limits: TurnLimits, *, turns: int, cost_usd: float) -> str:

@@ -145,6 +145,12 @@ def show_event(ui: Ui, event: Event) -> None:
 
 def event_line(event: Event) -> tuple[str, str, str] | None:  # noqa: PLR0912 - one line a kind
     """(label, text, style) of an event; None for one that is of no interest to a reader."""
+def show_live(ui: Ui, event: Event) -> None:
+    """One event to who has just typed the task."""
+    if not isinstance(event, RunStarted):
+        show_event(ui, event)
+
+
     match event:
         case RunStarted():
             return "start", f"{event.agent}: {event.task or ''}", FAINT

@@ -133,9 +133,12 @@ def test_a_detached_run_is_followed_listed_and_stopped(world: World) -> None:
     world.agc("runs", "show", run, cwd=project, code=4)
     with world.start("--json", "runs", "attach", run, cwd=project, stdout=subprocess.PIPE) as follower:
         assert follower.stdout is not None
-        first = json.loads(follower.stdout.readline())["event"]
-        assert (first["type"], first["seq"]) == ("agent.session", 1)
-        assert first["at"] is not None
+        first, second = (json.loads(follower.stdout.readline())["event"] for _ in range(2))
+        assert [(event["type"], event["seq"]) for event in (first, second)] == [
+            ("run.started", 1),
+            ("agent.session", 2),
+        ]
+        assert first["at"] is not None and second["at"] is not None
         so_far = world.agc("--json", "runs", "logs", run, cwd=project).lines
         assert [line["event"]["type"] for line in so_far[:2]] == ["run.started", "agent.session"]
         assert [line["event"]["seq"] for line in so_far[:-1]] == list(range(1, len(so_far)))
@@ -210,7 +213,12 @@ def test_a_directory_without_a_spec_gets_the_defaults_and_is_told_so(world: Worl
 def test_a_run_is_read_checked_and_brought_home_as_a_branch(world: World) -> None:
     project = world.project("records", **{"slugs.py": "def slug(): pass\n"})
     work = "shell: echo more >>README; echo new >new; git add -A; git commit -qm work; echo left >loose"
-    run = world.agc("--json", "run", work, cwd=project).host["run"]
+    done = world.agc("--json", "run", work, cwd=project)
+    run = done.host["run"]
+    live = [line["event"] for line in done.lines[:-1]]
+    kept = [json.loads(line) for line in (world.place(run) / "events.jsonl").read_text().splitlines()]
+    assert len(live) > 3 and [event["seq"] for event in live] == list(range(1, len(live) + 1))
+    assert [(event["seq"], event["type"]) for event in live] == [(e["seq"], e["type"]) for e in kept[: len(live)]]
 
     def runs(*arguments: str, code: int = 0) -> Done:
         return world.agc("--json", "runs", *arguments, cwd=project, code=code)

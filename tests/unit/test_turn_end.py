@@ -4,6 +4,7 @@ how events are passed on while it goes on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -12,10 +13,11 @@ import pytest
 
 from agent_container.agents.own import own_profile
 from agent_container.engine.protocol import Engine
-from agent_container.events import AgentResult, Event
-from agent_container.frames import Frame
+from agent_container.events import AgentResult, Event, RunStarted, numbered
+from agent_container.frames import Frame, Line, parse_frame
 from agent_container.records import Basis, Outcome
 from agent_container.sandbox.turn import HostsView, TurnLimits, TurnWatch, _Progress, end_of
+from agent_container.tally import Tally
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 PROFILE = own_profile(command=("true",), environment=(), hosts=())
@@ -51,19 +53,54 @@ def test_a_limit_that_nobody_gave_ends_nothing() -> None:
     assert (given.outcome, given.basis) == (Outcome.BUDGET, Basis.AGENT)
 
 
-def test_events_are_numbered_from_one_and_stamped_as_they_arrive() -> None:
+def test_events_are_numbered_as_in_the_record_and_stamped_as_they_arrive() -> None:
     seen: list[Event] = []
     moments = iter(NOW + timedelta(seconds=n) for n in range(9))
     watch = TurnWatch(
         engine=cast(Engine, None), egress="", agent="", turn="t", profile=PROFILE, limits=TurnLimits(9, 9),
         on_event=seen.append, stop=lambda: None, stop_requested=lambda: False, now=lambda: next(moments),
+        started=RunStarted(at=NOW, run="r", agent="own"),
     )  # fmt: skip
     progress = _Progress(watch)
     for number, text in enumerate((b"one\ntw", b"o\n", b"three"), start=1):
         progress.take(Frame(number, number, 0, None, "stdout", data=text))
     progress.finish()
     assert [(event.seq, event.at, getattr(event, "text", "")) for event in seen] == [
-        (1, NOW, "one"),
-        (2, NOW + timedelta(seconds=1), "two"),
-        (3, NOW + timedelta(seconds=2), "three"),
+        (1, NOW, ""),
+        (2, NOW, "one"),
+        (3, NOW + timedelta(seconds=1), "two"),
+        (4, NOW + timedelta(seconds=2), "three"),
     ]
+
+
+LINES = [
+    b'{"seq":1,"t_ms":1,"ch":"stdout","text":"one\\ntw"}',
+    b'{"seq":2,"t_ms":2,"ch":"stderr","text":"err"}',
+    b"no frame",
+    b'{"seq":3,"t_ms":3,"ch":"stdout","text":"o\\n"}',
+    b'{"seq":4,"t_ms":4,"ch":"truncated","detail":"at 7 bytes"}',
+    b'{"seq":5,"t_ms":5,"ch":"exit","code":0,"reason":"exit"}',
+]
+
+
+def test_live_events_have_the_numbers_that_they_have_in_the_record() -> None:
+    live: list[Event] = []
+    started = RunStarted(at=NOW, run="r", agent="own")
+    watch = TurnWatch(
+        engine=cast(Engine, None), egress="", agent="", turn="t", profile=PROFILE, limits=TurnLimits(9, 9),
+        on_event=live.append, stop=lambda: None, stop_requested=lambda: False, now=lambda: NOW, started=started,
+    )  # fmt: skip
+    progress = _Progress(watch)
+    watch.begin()
+    for number, line in enumerate(LINES, start=1):
+        progress.take(parse_frame(Line(number, line, len(line), ended=True)))
+        watch.remark("the host's own, which stands elsewhere")
+    progress.finish()
+    spooled = Tally(PROFILE.parser()).events([b"\n".join(LINES) + b"\n"])
+    kept = numbered([started, *spooled])
+
+    def plain(events: Iterable[Event]) -> list[dict[str, object]]:
+        return [event.model_dump(exclude={"at"}) for event in events]
+
+    assert plain(event for event in live if event.seq is not None) == plain(kept)
+    assert [event.seq for event in live].count(None) == len(LINES)
