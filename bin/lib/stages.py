@@ -101,9 +101,16 @@ def run_limited(argv: list[str], *, seconds: float) -> int | None:
 
 
 def start(argv: list[str], *, output: BinaryIO | None = None) -> subprocess.Popen[bytes]:
-    """In a process group of its own."""
+    """In a process group of its own; what Python compiles is kept, whatever the shell says: it is seconds a stage."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.Popen(
-        argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        argv,
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
     )
 
 

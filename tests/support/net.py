@@ -56,10 +56,11 @@ def docker(*arguments: str, stdin: str | None = None, check: bool = True, timeou
 @functools.cache
 def sidecar_image() -> str:
     """The sidecar's image as the product builds it, made when it is missing and kept."""
-    connection = connect(os.environ, state_dir=Path(tempfile.mkdtemp(prefix="acs-")))
-    base_id = ensure_base(DEFAULT_BASE, connection=connection, report=print)
-    plan = plan_sidecar_image(sidecar_files=read_sidecar_files(), base_id=base_id, ca=find_private_ca(os.environ))
-    ensure_image(plan, connection=connection, report=print)
+    with tempfile.TemporaryDirectory(prefix="acs-") as state:
+        connection = connect(os.environ, state_dir=Path(state))
+        base_id = ensure_base(DEFAULT_BASE, connection=connection, report=print)
+        plan = plan_sidecar_image(sidecar_files=read_sidecar_files(), base_id=base_id, ca=find_private_ca(os.environ))
+        ensure_image(plan, connection=connection, report=print)
     return plan.tag
 
 

@@ -7,6 +7,7 @@ acts while a test of this directory runs. `test_guard.py` proves it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import ipaddress
 import os
 import pwd
@@ -103,6 +104,21 @@ def _no_fsync(item: pytest.Item) -> Iterator[None]:
         os.fsync = real
 
 
+def _put_back(before: dict[str, str]) -> None:
+    """The environment as it was; only what differs is written, two thousand times."""
+    for name in [name for name in os.environ if name not in before]:
+        del os.environ[name]
+    for name, value in before.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays to the end: no hunt for garbage in it while tests run."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """The last home goes."""
     shutil.rmtree(config.stash.get(HOME, ""), ignore_errors=True)
@@ -124,5 +140,4 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             return (yield)
         finally:
             _running = False
-            os.environ.clear()
-            os.environ.update(before)
+            _put_back(before)
