@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Literal
 
 MAX_FRAME_LINE_BYTES = 256 * 1024
@@ -162,14 +161,16 @@ def not_parsed(line: Line) -> Literal["too-long", "too-many-parts"] | None:
     return "too-many-parts" if len(line.data) > MAX_AGENT_PARTS and _too_many(line.data) else None
 
 
-# No part of it goes back, and a string without an end is one: the time is linear in what is read.
-_PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,:\[{]', re.DOTALL)
+# One part more than the bound, in one match: no object is made for any. No part of it goes back, and a string without
+# an end is one: the time is linear in what is read.
+_PARTS = rb'(?:[^",:\[{]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,:\[{])){%d}+'
+_TOO_MANY = re.compile(_PARTS % (MAX_AGENT_PARTS + 1), re.DOTALL)
 
 
 def _too_many(data: bytes) -> bool:
     if sum(data.count(mark) for mark in (b",", b":", b"[", b"{", b'"')) <= MAX_AGENT_PARTS:
         return False  # as nearly always, and a hundred times faster
-    return next(islice(_PART.finditer(data), MAX_AGENT_PARTS, None), None) is not None
+    return _TOO_MANY.match(data) is not None
 
 
 def _bad(line: Line, kind: BadKind) -> BadLine:

@@ -113,7 +113,7 @@ def filled(part: bytes, *, size: int = MAX_AGENT_LINE_BYTES) -> bytes:
     """A line of a row's form, full of one thing."""
     head, tail = b'{"type":"x","a":[', b"]}"
     count = (size - len(head) - len(tail)) // (len(part) + 1)
-    return head + b",".join([part] * count) + tail
+    return head + (part + b",") * (count - 1) + part + tail
 
 
 COSTLY: dict[str, Callable[[], bytes]] = {
