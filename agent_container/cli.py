@@ -209,6 +209,8 @@ def status() -> None:
 
     def show() -> None:
         CALL.ui.fields(result.fields)
+        if result.hosts:
+            CALL.ui.table(("host", "seen"), result.hosts)
         for line in result.amiss:
             CALL.ui.warn(line)
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from agent_container.events import EgressDenied, EgressTripwire, Event
 from agent_container.records import Egress, HostCount, Refusal, Tripwire
+from agent_egress.kills import KIND, kill_words
 from agent_egress.receipts import ChainReport, parse_receipt
 
 TOP_HOSTS = 20
@@ -21,6 +22,7 @@ MAX_TRACKED = 5_000
 """Distinct hosts and refusals that are counted one by one: an agent can invent names without end."""
 LEAST = 2
 OTHERS = "(others)"
+_ALARMS = frozenset({"tripwire", KIND})
 OWN_HOSTS = ".agent-container.invalid"
 
 Receipt = dict[str, object]
@@ -90,7 +92,7 @@ def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
         if refused is not None:
             host, port, rule, layer = refused
             yield EgressDenied(at=at, host=host, port=port, rule=rule, layer=layer, count=_number(receipt, "count", 1))
-        elif receipt["kind"] == "tripwire":
+        elif receipt["kind"] in _ALARMS:
             wire = _tripwire(receipt)
             yield EgressTripwire(at=at, host=wire.host, detail=wire.detail)
 
@@ -119,7 +121,7 @@ def _count(counts: _Counts, receipt: Receipt) -> None:
         counts.lookups_denied += times
     elif kind == "drop":
         counts.dropped += times
-    elif kind == "tripwire" and len(counts.tripwires) < MAX_REFUSALS:
+    elif kind == KIND or (kind == "tripwire" and len(counts.tripwires) < MAX_REFUSALS):
         counts.tripwires.append(_tripwire(receipt))
     refused = _refusal(receipt)
     if refused is not None:
@@ -166,7 +168,20 @@ def _refusal(receipt: Receipt) -> tuple[str, int | None, str, str] | None:
 def _tripwire(receipt: Receipt) -> Tripwire:
     known = {"seq", "t", "kind", "mac", "host", "prev"}
     rest = "; ".join(f"{key} {value}" for key, value in receipt.items() if key not in known)
-    return Tripwire(host=_text(receipt, "host"), detail=rest[:512])
+    detail = f"session ended: {kill_words(receipt)}" if receipt["kind"] == KIND else rest
+    return Tripwire(host=_text(receipt, "host"), detail=detail[:512])
+
+
+def killed_by(lines: Iterable[bytes]) -> str:
+    """Why the session was ended by a `kill`, in words; empty when it was not, or its user restored it since."""
+    words = ""
+    for line in lines:
+        if b'"kill"' not in line and b'"restore"' not in line:
+            continue
+        receipt = parse_receipt(line.removesuffix(b"\n"))
+        if receipt is not None and receipt["kind"] in {KIND, "restore"}:
+            words = kill_words(receipt) if receipt["kind"] == KIND else ""
+    return words
 
 
 def _verified(report: ChainReport | None) -> Literal["verified", "tampered", "unverifiable", "not-checked"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +22,15 @@ class Health:
     running: bool
     amiss: tuple[str, ...]
     """What is wrong, in words; empty when nothing is."""
+    shut: str = ""
+    """Why nothing can be reached, and what to type, where that is meant so: it needs no healing."""
 
     @property
     def word(self) -> str:
         """In a word."""
         if not self.running:
             return "down"
-        return "unhealthy" if self.amiss else "running"
+        return "unhealthy" if self.amiss else "cut" if self.shut else "running"
 
 
 def standing(ctx: Context, project_id: str) -> SessionState | None:
@@ -52,6 +55,7 @@ def must_stand(ctx: Context, project_id: str) -> SessionState:
 def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
     """Looks at both containers; with `ask` the sidecar is asked too. Changes nothing."""
     amiss: list[str] = []
+    shut = ""
     seen = {}
     for role, name in (("egress", "egress sidecar"), ("agent", "agent's container")):
         container = state.container(role)
@@ -74,11 +78,19 @@ def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
         except EngineError as error:
             amiss.append(str(error))
         else:
+            shut = _shut(answer)
             if answer.get("healthy") is False:
                 amiss.append(f"the egress sidecar reports: {json.dumps(answer.get('checks') or answer)[:300]}")
     if state.phase in (Phase.CREATED, Phase.DRAINING):
         amiss.append(f"its last command was interrupted while the session was {state.phase}")
-    return Health(state=state, running=running, amiss=tuple(amiss))
+    return Health(state=state, running=running, amiss=tuple(amiss), shut=shut)
+
+
+def _shut(answer: Mapping[str, object]) -> str:
+    cure = "to open it again: agent-container egress restore"
+    if answer.get("killed"):
+        return f"egress is cut, the session was ended: {str(answer['killed'])[:300]}; {cure}"
+    return f"egress is cut; {cure}" if answer.get("cut") is True and answer.get("state") == "open" else ""
 
 
 def left_elsewhere(ctx: Context, project: Project) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from agent_container.commands.context import Context
 from agent_container.commands.standing import examine, left_elsewhere, standing
 from agent_container.project import find_project
 from agent_container.session import SessionState
+from agent_container.stack_policy import how_seen
+from agent_egress.rules import Policy, PolicyError
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class StatusResult:
     session: str | None
     fields: tuple[tuple[str, str], ...]
     amiss: tuple[str, ...]
+    hosts: tuple[tuple[str, str], ...] = ()
+    """Each host that may be reached by the policy that it was put up with, and what is seen of it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def read_status(ctx: Context) -> StatusResult:
         down = (("project", project.name), ("state", "down"), ("id", project.id))
         return StatusResult(project.name, "down", None, _with_runs(down, runs), tuple(amiss))
     health = examine(ctx, state)
+    told = (*health.amiss, *((health.shut,) if health.shut else ()), *amiss)
     use = state.workspace
     fields = (
         ("project", state.project_name),
@@ -66,9 +71,7 @@ def read_status(ctx: Context) -> StatusResult:
         ("policy", state.policy_digest[:19]),
         ("id", project.id),
     )
-    return StatusResult(
-        state.project_name, health.word, state.id, _with_runs(fields, runs), health.amiss + tuple(amiss)
-    )
+    return StatusResult(state.project_name, health.word, state.id, _with_runs(fields, runs), told, _hosts(ctx, state))
 
 
 def list_sessions(ctx: Context) -> tuple[SessionRow, ...]:
@@ -87,3 +90,12 @@ def list_sessions(ctx: Context) -> tuple[SessionRow, ...]:
 
 def _with_runs(fields: tuple[tuple[str, str], ...], runs: list[SessionState]) -> tuple[tuple[str, str], ...]:
     return (*fields, ("runs", ", ".join(f"{s.id} ({s.phase})" for s in runs)))
+
+
+def _hosts(ctx: Context, state: SessionState) -> tuple[tuple[str, str], ...]:
+    body = ctx.store.policies.load(state.policy_digest) if state.policy_digest else None
+    try:
+        policy = Policy.parse(body or b"")
+    except PolicyError:
+        return ()
+    return tuple(dict.fromkeys((rule.pattern, how_seen(policy, rule)) for rule in policy.rules if rule.allows))

@@ -24,7 +24,7 @@ from agent_container.drain import (
     file_pieces,
     finalize_run,
 )
-from agent_container.egress_summary import summarise
+from agent_container.egress_summary import killed_by, summarise
 from agent_container.engine.protocol import Engine, Report
 from agent_container.errors import AgentContainerError, EngineError, StoreError, Unverifiable
 from agent_container.events import encode_event, numbered
@@ -120,6 +120,7 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
             work=work,
             patch_digest=_digest_of(staged / PATCH),
             drained=drained,
+            killed=killed_by(_receipt_lines(staged)),
             notes=notes + work_notes,
             before=_counted_before(store, state) if closing.profile.usage_spans_session else Tokens(),
         )
@@ -143,7 +144,7 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
     unread = {role for role, report in reports.items() if not (report.complete or report.absent)}
     done = not final.fresh or _gone(engine, state, unread)
     if done:
-        state = store.sessions.save(state.updated(recorded=True))
+        state = store.sessions.save(state.updated(recorded=True, outcome=str(record.host.outcome)))
         remove(engine, store, state)
     left = work.left_behind if work else ()
     return Closed(record=_stored(place), place=place, left_behind=left, removed=done)

@@ -64,6 +64,8 @@ class Seen:
     patch_digest: str | None
     drained: DrainReport
     notes: tuple[str, ...]
+    killed: str = ""
+    """Why the sidecar ended the session, by a `kill`, as its receipts say."""
     before: Tokens = NO_TOKENS
     """What the agent's count holds of runs that this one went on from."""
 
@@ -71,6 +73,9 @@ class Seen:
 def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen) -> RunRecord:
     """The record of a run whose session has ended."""
     end = within_budget(closing.end or end_by_spool(state, closing.profile, tally, ended=closing.ended), seen.egress)
+    if seen.killed:
+        # Whatever the agent made of it before it was noticed here.
+        end = replace(end, outcome=Outcome.KILLED, reason=seen.killed, basis=Basis.HOST)
     images = dict(state.images)
     left = seen.work.left_behind if seen.work is not None else ()
     skew = _skew(state, tally)

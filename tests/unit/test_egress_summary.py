@@ -5,11 +5,19 @@ import tracemalloc
 
 import pytest
 
-from agent_container.egress_summary import MAX_REFUSALS, MAX_TRACKED, OTHERS, TOP_HOSTS, egress_events, summarise
+from agent_container.egress_summary import (
+    MAX_REFUSALS,
+    MAX_TRACKED,
+    OTHERS,
+    TOP_HOSTS,
+    egress_events,
+    killed_by,
+    summarise,
+)
 from agent_container.events import EgressDenied, EgressTripwire
 from agent_container.records import Basis, HostCount, Outcome, Refusal
 from agent_container.sandbox.recording import within_budget
-from agent_container.sandbox.turn import TurnEnd
+from agent_container.sandbox.turn import TurnEnd, ended_by
 from agent_egress.receipts import verify_chain
 from tests.support.records import KEY, chain_of, decision
 
@@ -149,3 +157,35 @@ def test_a_path_that_reads_like_a_budget_is_none() -> None:
 def test_tripwires_without_end_fill_no_memory() -> None:
     wires = summarise(row(kind="tripwire", host=f"{number}.test") for number in range(1000)).tripwires
     assert [wire.host for wire in wires[:2]] == ["0.test", "1.test"] and len(wires) == MAX_REFUSALS
+
+
+KILL = row(kind="kill", host="trap.test", port=443, rule="kill *.test", where="connect", client="4711")
+
+
+def test_a_kill_is_told_with_host_and_rule_until_its_user_restores() -> None:
+    words = "trap.test:443 was contacted (connect) (rule: kill *.test)"
+    assert killed_by([row(kind="cut"), KILL, row(kind="cut", why="kill")]) == words
+    assert killed_by([KILL, row(kind="restore")]) == ""
+    assert killed_by(
+        [KILL, row(kind="restore"), row(kind="kill", host="b.test", port=0, rule="kill b.test", where="lookup")]
+    )
+    assert killed_by([row(kind="decision", action="deny", host="x", reason='"kind":"kill"'), b'"kind":"kill"\n']) == ""
+
+
+def test_a_kill_is_shown_among_the_tripwires_however_many_there_are() -> None:
+    tripwires = [row(kind="tripwire", host="api.test", where="the URL") for _ in range(MAX_REFUSALS + 5)]
+    wires = summarise([*tripwires, KILL]).tripwires
+    assert len(wires) == MAX_REFUSALS + 1
+    assert wires[-1].host == "trap.test" and wires[-1].detail.startswith("session ended: trap.test:443 was contacted")
+    (event,) = egress_events([KILL])
+    assert isinstance(event, EgressTripwire) and "rule: kill *.test" in event.detail
+
+
+def test_the_sidecars_health_words_end_a_turn() -> None:
+    assert ended_by("killed: trap.test was looked up (rule: kill *.test)\n") == TurnEnd(
+        Outcome.KILLED, "trap.test was looked up (rule: kill *.test)"
+    )
+    assert ended_by("budget: limits.model_requests: all 5 requests are used") == TurnEnd(
+        Outcome.BUDGET, "limits.model_requests: all 5 requests are used"
+    )
+    assert ended_by("") is None and ended_by("fine") is None
