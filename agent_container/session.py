@@ -137,12 +137,12 @@ class SessionState(BaseModel):
         """The id of the container made for `role`, as recorded at create."""
         return dict(self.containers).get(role)
 
-    def encode(self) -> bytes:
-        """JSON, one line, UTF-8."""
     def started(self) -> RunStarted:
         """The first event of its record."""
         return RunStarted(at=self.created, run=self.id, agent=self.agent, task=self.task)
 
+    def encode(self) -> bytes:
+        """JSON, one line, UTF-8."""
         return self.model_dump_json().encode() + b"\n"
 
 
