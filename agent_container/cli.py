@@ -18,6 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agent_container.cli_call import CALL, RunArgument, approved
+from agent_container.cli_egress import egress_app
 from agent_container.cli_records import credential_app, runs_app
 from agent_container.errors import AgentContainerError, UsageError
 
@@ -27,7 +28,7 @@ INTERRUPTED = "interrupted; `agent-container ls` shows what goes on, the same co
 
 FLAGS = ("--json", "-q", "--quiet", "--verbose", "--no-input")
 VALUED = ("-C", "--directory", "-f", "--file")
-GROUPS = ("runs", "credential")
+GROUPS = ("runs", "credential", "egress")
 TAKES_FOREIGN_ARGV = ("exec", "shell")
 """Verbs whose arguments from the first word on belong to a program in the sandbox."""
 MISSPELT = {
@@ -45,6 +46,11 @@ MISSPELT = {
     "credential list": "credential ls",
     "credential delete": "credential rm",
     "credential remove": "credential rm",
+    "egress list": "egress ls",
+    "egress remove": "egress rm",
+    "egress block": "egress deny",
+    "egress stop": "egress cut",
+    "egress logs": "egress log",
 }
 """Words of other tools, which look like none of ours."""
 
@@ -57,6 +63,7 @@ app = typer.Typer(
 )
 app.add_typer(runs_app, name="runs")
 app.add_typer(credential_app, name="credential")
+app.add_typer(egress_app, name="egress")
 
 
 Accept = Annotated[

@@ -96,6 +96,8 @@ class SessionState(BaseModel):
     """The process that drives the session; whether it still lives is told by the session's lock, not by this number."""
     phase: Phase = Phase.CREATED
     stack_digest: str = ""
+    frame_digest: str = ""
+    """Of the Stack without its policy, which can be changed while the sandbox works; empty in an older session."""
     policy_digest: str = ""
     spec_digest: str = ""
     compose_project: str = ""

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from agent_container.commands.context import Context
 from agent_container.commands.imaging import plan_images
 from agent_container.commands.resolve import approval_lines, resolve
-from agent_container.commands.stacking import comparable
+from agent_container.commands.stacking import comparable, frame
 from agent_container.commands.standing import standing
 from agent_container.commands.starting import Start, plan_for
 from agent_container.ids import new_id
 from agent_container.render.compose import render_compose
+from agent_container.session import SessionState
+from agent_container.stack import Stack
 from agent_container.stack_policy import contradictions, how_seen
 
 COMPOSE_FILE = "compose.yaml"
@@ -77,9 +79,17 @@ def plan_environment(ctx: Context, *, agent: str | None, mode: str | None) -> Pl
         ),
         rules=rules,
         approval=tuple(approval_lines(ctx, resolved)),
-        changes=("nothing to do",) if same else (("recreate" if before else "create") + " the sandbox", *problems),
+        changes=("nothing to do",) if same else (_step(planned.stack, before), *problems),
         digest=comparable(planned.stack).digest,
     )
+
+
+def _step(stack: Stack, before: SessionState | None) -> str:
+    if before is None:
+        return "create the sandbox"
+    if frame(stack).digest == before.frame_digest:
+        return "put the new egress policy in force; the sandbox goes on"
+    return "recreate the sandbox"
 
 
 def render_environment(ctx: Context, *, agent: str | None, mode: str | None) -> tuple[tuple[str, str], ...]:

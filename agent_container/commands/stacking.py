@@ -128,6 +128,12 @@ def comparable(stack: Stack) -> Stack:
     )
 
 
+def frame(stack: Stack) -> Stack:
+    """What of a comparable Stack only a new sandbox can change: all but the policy, which its sidecar takes live."""
+    plain = comparable(stack)
+    return replace(plain, files=tuple((name, "" if name == POLICY_FILE else text) for name, text in plain.files))
+
+
 def lasting(policy: bytes) -> str:
     """A policy's text without the host's addresses of the moment."""
     return replace(Policy.parse(policy), host_addresses=()).encode().decode()

@@ -12,7 +12,7 @@ from agent_container.commands.context import Context
 from agent_container.commands.imaging import Images
 from agent_container.commands.resolve import Resolved
 from agent_container.commands.resuming import Resumed
-from agent_container.commands.stacking import comparable, is_subnet_clash, plan_stack, with_subnet
+from agent_container.commands.stacking import comparable, frame, is_subnet_clash, plan_stack, with_subnet
 from agent_container.credential_kinds import make_decoy
 from agent_container.credentials import parse_credential
 from agent_container.errors import AgentContainerError, EngineError, UsageError
@@ -264,6 +264,7 @@ def _state(ctx: Context, start: Start, stack: Stack, decoys: Decoys) -> SessionS
         owner_pid=os.getpid(),
         phase=Phase.CREATED,
         stack_digest=comparable(stack).digest,
+        frame_digest=frame(stack).digest,
         spec_digest=resolved.grants.digest,
         compose_project=stack.compose_project,
         volumes=tuple(volume.name for volume in stack.volumes if not volume.keep),

@@ -9,15 +9,19 @@ from agent_container.commands.ending import close_standing
 from agent_container.commands.imaging import Images, make_images
 from agent_container.commands.recovery import reap_orphans
 from agent_container.commands.resolve import Resolved, approve, resolve
-from agent_container.commands.stacking import comparable, lasting
+from agent_container.commands.stacking import comparable, frame, lasting
 from agent_container.commands.standing import examine, left_elsewhere, standing
 from agent_container.commands.starting import Start, close_failed, plan_for, start_session
 from agent_container.errors import EngineError
 from agent_container.ids import new_id
+from agent_container.live_rules import carried_over
+from agent_container.sandbox.control import PolicyMoved, SidecarControl
 from agent_container.sandbox.runner import RunnerClient
 from agent_container.session import Phase, SessionState
+from agent_container.stack import Stack
 
 LOCK_WAIT_S = 120.0
+PUT_ATTEMPTS = 5
 NOTHING_TO_DO = "nothing to do: it is up as the spec wants it"
 
 
@@ -49,9 +53,12 @@ def _converge(ctx: Context, resolved: Resolved, images: Images, *, recreate: boo
     changes: tuple[str, ...] = ()
     if before is not None:
         health = examine(ctx, before)
-        changes = health.amiss + _differences(ctx, resolved, images, before)
+        stack = plan_for(ctx, Start(resolved=resolved, images=images, session=before.id, kind="up")).stack
+        changes = health.amiss + _differences(ctx, resolved, images, before, stack)
         if health.running and not changes and not recreate:
             return UpResult(before.id, changed=False, changes=(), summary=NOTHING_TO_DO)
+        if health.running and not health.amiss and not recreate and frame(stack).digest == before.frame_digest:
+            return _put_policy(ctx, resolved, before, stack)
         if not close_standing(ctx, before, reason="replaced by a newer environment").removed:
             raise EngineError(  # Compose would replace its containers, and with them what has not been read
                 f"the record of environment {before.id} could not be read in full, so it stays",
@@ -78,9 +85,38 @@ def _put_home(ctx: Context, resolved: Resolved, state: SessionState) -> None:
                 ctx.report(f"Note: {words}")
 
 
-def _differences(ctx: Context, resolved: Resolved, images: Images, before: SessionState) -> tuple[str, ...]:
+def _put_policy(ctx: Context, resolved: Resolved, before: SessionState, stack: Stack) -> UpResult:
+    """Only the policy differs, and a sidecar takes that while the agent goes on working. Live rules stay."""
+    control = SidecarControl(ctx.engine, before.container("egress") or "")
+    for attempt in range(PUT_ATTEMPTS):
+        held = control.policy()
+        wanted = carried_over(held.policy, resolved.policy)
+        for policy in (resolved.policy, wanted):
+            ctx.store.policies.save(policy.encode())
+        try:
+            control.put_policy(wanted, expect=held.policy.digest)
+            break
+        except PolicyMoved:
+            if attempt == PUT_ATTEMPTS - 1:
+                raise
+    # Not before it holds: a crash in between leaves a difference, which the same command finds and puts again.
+    ctx.store.sessions.save(
+        ctx.store.sessions.load(before.id).updated(
+            stack_digest=comparable(stack).digest,
+            policy_digest=resolved.policy.digest,
+            spec_digest=resolved.grants.digest,
+        )
+    )
+    words = "egress policy changed"
+    return UpResult(
+        before.id, changed=True, changes=(words,), summary="up; the new egress policy holds, nothing else changed"
+    )
+
+
+def _differences(
+    ctx: Context, resolved: Resolved, images: Images, before: SessionState, stack: Stack
+) -> tuple[str, ...]:
     """What is different from the environment that stands, in words."""
-    stack = plan_for(ctx, Start(resolved=resolved, images=images, session=before.id, kind="up")).stack
     if comparable(stack).digest == before.stack_digest:
         return ()
     changes = []

@@ -12,9 +12,16 @@ from typing import TypeGuard
 
 from agent_container.engine.protocol import Engine
 from agent_container.errors import SidecarError
+from agent_egress.policy import Policy, PolicyError
 
 VERSION = 1
+MOVED = "the policy was changed meanwhile"
+"""The sidecar's words for a policy that was not the expected one; a test holds them equal."""
 ARGV = ("/usr/bin/python3", "-I", "-m", "agent_egress.ctl")
+
+
+class PolicyMoved(SidecarError):
+    """Somebody else changed the policy between the look at it and the change."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,27 @@ class Ready:
     ruleset_digest: str
     policy_digest: str
     checks: tuple[tuple[str, bool, str], ...]
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The policy that a sidecar holds."""
+
+    policy: Policy
+    """The one that it was given; while cut, nothing of it holds."""
+    cut: bool
+    digest: str
+    """Of what is enforced at this moment."""
+
+
+@dataclass(frozen=True)
+class Hits:
+    """How often one rule decided one way."""
+
+    rule: str
+    """`allow api.example.com`; empty where no rule matched."""
+    action: str
+    count: int
 
 
 @dataclass(frozen=True)
@@ -73,6 +101,39 @@ class SidecarControl:
             ),
         )
 
+    def policy(self) -> InForce:
+        """The policy with what was added to it live, and whether everything is cut."""
+        answer = self._ask({"op": "policy.get"})
+        try:
+            policy = Policy.parse(json.dumps(answer.get("policy")).encode())
+        except PolicyError as error:
+            raise SidecarError(
+                "the egress sidecar's policy cannot be read by this version",
+                part="policy",
+                details=error.problems,
+                hint="agent-container redeploy",
+            ) from None
+        return InForce(policy, cut=answer.get("cut") is True, digest=_text(answer, "digest"))
+
+    def put_policy(self, policy: Policy, *, expect: str) -> str:
+        """Replaces the policy, whole or not at all; the digest of what is enforced then. `expect` is the digest of the
+        policy that this one was made from. Raises PolicyMoved when another is there by now."""
+        document = json.loads(policy.encode())
+        try:
+            answer = self._ask({"op": "policy.put", "policy": document, "expect": expect})
+        except SidecarError as error:
+            raise (PolicyMoved(error.message, part=error.part) if MOVED in error.message else error) from None
+        return _text(answer, "digest")
+
+    def hits(self) -> tuple[Hits, ...]:
+        """How often each rule decided since the session began."""
+        rows = self._ask({"op": "hits"}).get("hits")
+        return tuple(
+            Hits(_text(row, "rule"), _text(row, "action"), count)
+            for row in (rows if isinstance(rows, list) else [])
+            if _is_object(row) and isinstance(count := row.get("count"), int)
+        )
+
     def put_credentials(self, credentials: Sequence[SealedCredential]) -> None:
         """Replaces the credentials in force."""
         rows = [{"name": c.name, "decoy": c.decoy, "secret": c.secret.decode("latin-1")} for c in credentials]
@@ -82,9 +143,13 @@ class SidecarControl:
         """The sidecar cuts egress by itself after so many seconds, with or without a host process."""
         self._ask({"op": "deadline", "seconds": seconds})
 
-    def cut(self) -> None:
-        """Ends every connection and allows none."""
-        self._ask({"op": "cut"})
+    def cut(self) -> str:
+        """Ends every connection and allows none; the digest of what is enforced then."""
+        return _text(self._ask({"op": "cut"}), "digest")
+
+    def restore(self) -> str:
+        """Undoes a cut; the digest of what is enforced then."""
+        return _text(self._ask({"op": "restore"}), "digest")
 
     def status(self) -> dict[str, object]:
         """The sidecar's own view of its health, for `status`."""

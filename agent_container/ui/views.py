@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
+from agent_container.commands.egress_log import is_refusal, shown
 from agent_container.commands.runs import RunDetail, RunRow
 from agent_container.events import (
     AgentError,
@@ -143,14 +145,14 @@ def show_event(ui: Ui, event: Event) -> None:
         ui.text(f"{label}: {one_line(text, width=WIDTH)}", style=style)
 
 
-def event_line(event: Event) -> tuple[str, str, str] | None:  # noqa: PLR0912 - one line a kind
-    """(label, text, style) of an event; None for one that is of no interest to a reader."""
 def show_live(ui: Ui, event: Event) -> None:
     """One event to who has just typed the task."""
     if not isinstance(event, RunStarted):
         show_event(ui, event)
 
 
+def event_line(event: Event) -> tuple[str, str, str] | None:  # noqa: PLR0912 - one line a kind
+    """(label, text, style) of an event; None for one that is of no interest to a reader."""
     match event:
         case RunStarted():
             return "start", f"{event.agent}: {event.task or ''}", FAINT
@@ -279,3 +281,12 @@ def _place(host: str, port: int | None) -> str:
 
 def _exit(code: int | None, signal: str | None) -> str:
     return signal or ("" if code is None else str(code))
+
+
+def show_receipt(ui: Ui, receipt: Mapping[str, object]) -> None:
+    """One receipt, on one line."""
+    verdict, what, why = shown(dict(receipt))
+    moment = receipt.get("t")
+    clock = f"{datetime.fromtimestamp(moment / 1000, UTC):%H:%M:%S}" if isinstance(moment, int) else ""
+    style = BAD if is_refusal(dict(receipt)) else ""
+    ui.text(f"{clock:<8}  {verdict:<5}  {one_line(what, width=90)}  {one_line(why, width=WIDTH)}".rstrip(), style=style)

@@ -288,8 +288,8 @@ def refusal_words(decision: Decision, host: str, port: int) -> str:
     if decision.rule:
         words += f" (rule: {decision.rule}" + (f", from {decision.origin})" if decision.origin else ")")
     elif decision.reason == "no rule allows it":
-        entry = shown if port in DEFAULT_PORTS else f"{{host: {shown}, ports: [{port}]}}"
-        words += f". Its user can allow it in agent-container.yaml, under egress: allow: with the entry - {entry}"
+        entry = shown if port in DEFAULT_PORTS else f"{shown} --port {port}"
+        words += f". Its user can allow it with: agent-container egress allow {entry}"
     return "".join(char if 0x20 <= ord(char) < 0x7F else "?" for char in words)
 
 

@@ -45,14 +45,20 @@ async def _status(boundary: Boundary, _: Mapping[str, object]) -> Answer:
     return boundary.status()
 
 
+async def _policy(boundary: Boundary, _: Mapping[str, object]) -> Answer:
+    return boundary.wanted_policy()
+
+
 OPERATIONS: dict[str, Operation] = {
     "session.open": _open,
-    "policy.put": lambda boundary, request: boundary.put_policy(request.get("policy")),
+    "policy.get": _policy,
+    "policy.put": lambda boundary, request: boundary.put_policy(request.get("policy"), expect=request.get("expect")),
     "credential.put": lambda boundary, request: boundary.put_credentials(request.get("credentials")),
     "cut": lambda boundary, _: boundary.cut(),
     "restore": lambda boundary, _: boundary.restore(),
     "deadline": lambda boundary, request: boundary.set_deadline(request.get("seconds")),
     "counters": lambda boundary, _: boundary.counters(),
+    "hits": lambda boundary, _: boundary.hits(),
     "seal": lambda boundary, request: boundary.seal(request.get("outcome", "")),
     "status": _status,
 }

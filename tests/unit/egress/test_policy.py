@@ -590,7 +590,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 def test_the_words_of_a_refusal_name_rule_and_remedy_and_hold_nothing_unclean() -> None:
     words = refusal_words(decide_name(PLAIN, "no.test", 8443), "no.test", 8443)
-    assert "blocked by policy" in words and "with the entry - {host: no.test, ports: [8443]}" in words
+    assert "blocked by policy" in words and "agent-container egress allow no.test --port 8443" in words
     words = refusal_words(decide_name(PLAIN, "ads.wild.test", 443), "ads.wild.test", 443)
     assert "deny ads.wild.test" in words
     hostile = 'x"<script>\n\x1b[2J\\'
