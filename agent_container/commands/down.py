@@ -9,9 +9,11 @@ from agent_container.commands.context import Context
 from agent_container.commands.ending import close_standing
 from agent_container.commands.leftovers import known_projects, remove_unknown, sweep_closed
 from agent_container.commands.recovery import reap_orphans
+from agent_container.commands.runs import load_record
 from agent_container.commands.standing import left_elsewhere
-from agent_container.errors import AgentContainerError, UsageError
+from agent_container.errors import AgentContainerError, StoreError, UsageError
 from agent_container.project import find_project
+from agent_container.sandbox.recording import left_behind
 from agent_container.session import SessionState
 
 LOCK_WAIT_S = 120.0
@@ -47,6 +49,7 @@ def take_down(
     done: list[str] = []
     lines: list[str] = []
     unfinished: list[str] = []
+    kept: list[str] = []
     for project_id in ids:
         with ctx.store.project_lock(project_id, doing="down", wait_s=LOCK_WAIT_S):
             reaped = reap_orphans(ctx, project_id, stop_live=orphans)
@@ -63,6 +66,10 @@ def take_down(
                 done.append(state.id)
                 lines.append(f"took down {state.project_name or state.project_id}; its record is {state.id}")
                 lines += [f"not in the record: {what}" for what in taken.left_behind]
+            if volumes and not force:
+                kept += (holds := _only_there(ctx, project_id))
+                if holds:
+                    continue
             if volumes:
                 lines += _remove_volumes(ctx, project_id, force=force)
     if all_projects:
@@ -75,6 +82,12 @@ def take_down(
             details=[*lines, *unfinished],
             hint="agent-container down again, once the reason is gone",
         )
+    if kept:
+        raise WorkWouldBeLost(
+            "its volumes hold work that is in no record, so they stay",
+            details=[*lines, *kept],
+            hint="agent-container up, and bring it to the branch that is checked out there; or down -v --force",
+        )
     return DownResult(sessions=tuple(done), lines=tuple(lines) or ("nothing was up", *elsewhere))
 
 
@@ -83,6 +96,21 @@ def _remove_unknown(ctx: Context, projects: set[str], *, told: bool) -> list[str
     gone, kept = remove_unknown(ctx, projects=projects)
     lines = [f"removed what was left of a session that the store does not know; {found}" for found in gone]
     return lines + ([f"left alone, since {found.kept_because}; {found}" for found in kept] if told else [])
+
+
+def _only_there(ctx: Context, project_id: str) -> list[str]:
+    """What the newest environment's end found in the volumes beside the work that it recorded, while they are there."""
+    prefix = f"ac-{project_id}-"
+    if not any(name.startswith(prefix) for name in ctx.engine.volume_names(prefix)):
+        return []
+    for place in ctx.store.sessions.records(""):
+        try:
+            record = load_record(place)
+        except StoreError:  # another project's, as far as can be told
+            continue
+        if record.host.project_id == project_id:
+            return [f"only in its volumes: {what}" for what in left_behind(record)]
+    return []
 
 
 def _remove_volumes(ctx: Context, project_id: str, *, force: bool) -> list[str]:

@@ -36,6 +36,7 @@ from agent_egress.budget import BYTES, REQUESTS
 NOTED_SKEW_S = 60.0
 NO_TOKENS = Tokens()
 TLS_PORT = 443
+LEFT_BEHIND = "left behind: "
 BUDGET_RULES = (BYTES, REQUESTS)
 
 
@@ -79,7 +80,7 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
     images = dict(state.images)
     left = seen.work.left_behind if seen.work is not None else ()
     skew = _skew(state, tally)
-    notes = (*end.notes, *state.notes, *closing.notes, *seen.notes, *(f"left behind: {name}" for name in left))
+    notes = (*end.notes, *state.notes, *closing.notes, *seen.notes, *(f"{LEFT_BEHIND}{name}" for name in left))
     return RunRecord(
         host=HostView(
             run=state.id,
@@ -127,6 +128,12 @@ def _without(view: AgentView, before: Tokens) -> AgentView:
         cached=max(now.cached - before.cached, 0),
     )
     return view.model_copy(update={"tokens": own})
+
+
+def left_behind(record: RunRecord) -> tuple[str, ...]:
+    """What lay in the workspace and is not part of the record's work."""
+    notes = (note for note in record.host.notes if note.startswith(LEFT_BEHIND))
+    return tuple(note.removeprefix(LEFT_BEHIND) for note in notes)
 
 
 def within_budget(end: TurnEnd, egress: Egress) -> TurnEnd:

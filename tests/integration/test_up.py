@@ -340,6 +340,35 @@ def test_a_clone_outlives_redeploy_and_down(world: World) -> None:
     assert kept_volumes(project_id) == []
 
 
+def test_volumes_that_hold_work_which_is_in_no_record_are_not_removed_unasked(world: World) -> None:
+    project = owned(world, "elsewhere", SPEC + "workspace: {mode: clone}\n")
+    session = world.agc("--json", "up", cwd=project).result["session"]
+    commit = "git -c user.name=a -c user.email=a@b.test commit -q --allow-empty -m lost"
+    inside(world, project, f"git worktree add -q /tmp/fix && cd /tmp/fix && {commit}")
+    refused = world.agc("--json", "down", "-v", cwd=project, code=1)
+    assert "only in its volumes: branch fix" in refused.error["details"], refused
+    assert "only in its volumes: git worktree /tmp/fix" in refused.error["details"]
+    assert refused.error["hint"].endswith("down -v --force")
+    project_id = world.record(session)["host"]["project_id"]
+    kept = kept_volumes(project_id)
+    assert f"ac-{project_id}-workspace" in kept
+    world.agc("down", "-v", cwd=project, code=1)  # nor when it is down already
+    assert kept_volumes(project_id) == kept
+    world.agc("up", cwd=project)
+    inside(world, project, "git worktree prune; git merge -q fix; git branch -qd fix")
+    world.agc("down", cwd=project)
+    world.agc("down", "-v", cwd=project)
+    assert kept_volumes(project_id) == []
+
+
+def test_force_removes_them(world: World) -> None:
+    project = owned(world, "forced", SPEC + "workspace: {mode: clone}\n")
+    session = world.agc("--json", "up", cwd=project).result["session"]
+    inside(world, project, "echo x >>README; git -c user.name=a -c user.email=a@b.test stash -q")
+    world.agc("down", "-v", "--force", cwd=project)
+    assert kept_volumes(world.record(session)["host"]["project_id"]) == []
+
+
 ODD_PATHS = {
     "a colon": "acme:api",
     "blanks and accents": "Projet été n°1/ré po",
