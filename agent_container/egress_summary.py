@@ -159,7 +159,8 @@ def _refusal(receipt: Receipt) -> tuple[str, int | None, str, str] | None:
         return None
     port = receipt.get("port")
     # The rule decided by name; what was refused for something else (a path, a decoy) says so in its reason.
-    rule = "" if receipt.get("why") else _text(receipt, "rule")
+    # A rule that allows the host on other ports has not refused it either.
+    rule = "" if receipt.get("why") or _text(receipt, "rule").startswith("allow ") else _text(receipt, "rule")
     why = rule or _text(receipt, "reason") or _text(receipt, "why")
     host = _text(receipt, "host" if kind == "decision" else "name") or OTHERS
     return host, port if isinstance(port, int) else None, why, str(kind)

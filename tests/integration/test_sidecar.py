@@ -60,7 +60,12 @@ def results(world: World, opened: tuple[Sidecar, Agent, Answer]) -> tuple[Report
     """Every attempt once, from both sides."""
     world.clear()
     reports = run_attempts(opened[1])
-    return reports, seen_outside(world.log())
+    outside = seen_outside(world.log())
+    status = opened[0].control("status")
+    assert status["cut"] and "trap.test:443 was contacted (connect) (rule: kill trap.test)" in status["killed"]
+    assert opened[0].control("restore")["digest"] == POLICY.digest
+    assert not opened[0].control("status")["killed"]
+    return reports, outside
 
 
 def eventually(check: Callable[[], object], words: Callable[[], object] = str) -> None:
@@ -132,7 +137,7 @@ print(json.dumps(found))
 
 def test_every_daemon_runs_as_itself_with_nothing_to_gain(opened: tuple[Sidecar, Agent, Answer]) -> None:
     found = json.loads(opened[0].execute(DEMOTED))
-    assert sorted(map(int, found)) == [64101, 64102, 64103, 64104, 64105]
+    assert sorted(map(int, found)) == [64101, 64102, 64103, 64104, 64105, 64106]
     assert {json.dumps(value) for value in found.values()} == {json.dumps([["0" * 16], "1", []])}
 
 
@@ -225,6 +230,30 @@ def test_a_fault_is_told_from_a_decision_in_its_first_line(faulty: Agent, name: 
     assert first.startswith("agent-container: this is NOT a policy decision: ")
     assert words in first
     assert (len(rest), "<" in body) == (1, False), body
+
+
+SIZES = {
+    "long headers": ("/x", "X-Big: " + "a" * 60_000 + "\\r\\n", "200", ""),
+    "longer ones": ("/x", "X-Big: " + "a" * 70_000 + "\\r\\n", "431", "the headers of the request"),
+    "a long URL": ("/" + "b" * 7_900, "", "200", ""),
+    "a longer one": ("/" + "b" * 9_000, "", "400", "or longer than the proxy takes: 8 KB"),
+}
+
+
+@pytest.mark.parametrize("host", ["ok.test", "api.test"])
+@pytest.mark.parametrize("name", SIZES)
+def test_what_is_too_long_for_the_proxy_is_told_the_limit(
+    opened: tuple[Sidecar, Agent, Answer], host: str, name: str
+) -> None:
+    path, headers, status, words = SIZES[name]
+    send = f"print(proxy_get('http://{host}{path}', '{headers}').decode('latin-1')[:1000])"
+    if host == "api.test":
+        send = (
+            f"with tunnel('{host}') as sock: print(over(sock, request('{path}', headers='{headers}')).decode()[:1000])"
+        )
+    answer = opened[1].run(with_attempts(f"from attempts.tools import over, proxy_get, request, tunnel\n{send}"))
+    assert answer.startswith(f"HTTP/1.1 {status} "), answer
+    assert words in answer
 
 
 def test_no_page_of_squids_own_is_left(opened: tuple[Sidecar, Agent, Answer]) -> None:

@@ -111,6 +111,12 @@ def test_names_without_end_fill_neither_memory_nor_the_record() -> None:
     assert peak < 20_000_000
 
 
+def test_a_rule_for_other_ports_is_not_what_refused() -> None:
+    fields = {"host": "api.test", "port": 8443, "action": "deny", "rule": "allow api.test", "reason": "not port 8443"}
+    egress = summarise([row(kind="decision", **fields)])
+    assert [refusal.rule for refusal in egress.refusals] == ["not port 8443"]
+
+
 def refused(host: str, times: int = 1, **fields: object) -> bytes:
     return row(kind="decision", host=host, port=443, action="deny", rule="", count=times, **fields)
 
