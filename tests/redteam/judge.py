@@ -27,6 +27,7 @@ from tests.support.net import RESOLVER, RESOLVER6, Agent, Log
 
 ATTEMPTS_DIR = Path(__file__).with_name("attempts")
 API4, OTHER4, BAD4, METERED4 = "198.51.100.8", "198.51.100.10", "198.51.100.11", "198.51.100.12"
+SEEN4, TRAP4 = "198.51.100.13", "198.51.100.14"
 INTRANET = "10.99.0.9"
 ZONE: dict[str, dict[str, list[str]]] = {
     "ok.test": {"A": [OK4], "AAAA": [OK6], "TXT": ["secret text"]},
@@ -34,6 +35,8 @@ ZONE: dict[str, dict[str, list[str]]] = {
     "other.test": {"A": [OTHER4]},
     "badcert.test": {"A": [BAD4]},
     "metered.test": {"A": [METERED4]},
+    "seen.test": {"A": [SEEN4]},
+    "trap.test": {"A": [TRAP4]},
     "evil.test": {"A": ["198.51.100.66"]},
     "*.evil.test": {"A": ["198.51.100.66"]},
     "*.ok.test": {"A": ["198.51.100.66"]},
@@ -42,7 +45,7 @@ ZONE: dict[str, dict[str, list[str]]] = {
     "flip.test": {"flip": [OK4, PRIVATE, METADATA]},
     "intranet.test": {"A": [INTRANET]},
 }
-NAMES = ("ok.test", "api.test", "other.test", "metered.test", "evil.test")
+NAMES = ("ok.test", "api.test", "other.test", "metered.test", "seen.test", "trap.test", "evil.test")
 
 
 def _binding(name: str, host: str) -> Binding:
@@ -68,6 +71,8 @@ POLICY = Policy(
         Rule("allow", "other.test", origin="credential other"),
         Rule("allow", "badcert.test", origin="credential bad"),
         Rule("allow", "metered.test", origin="credential metered"),
+        Rule("inspect", "seen.test", origin="spec egress.inspect[0]"),
+        Rule("kill", "trap.test", origin="spec egress.kill[0]"),
     ),
     credentials=(
         _binding("api", "api.test"),
@@ -90,10 +95,10 @@ CREDENTIALS = [
 ALLOWED_DESTINATIONS = {
     (RESOLVER, "udp", 53), (RESOLVER, "tcp", 53), (RESOLVER6, "udp", 53),
     (OK4, "tcp", 80), (OK4, "tcp", 443), (OK6, "tcp", 80), (OK6, "tcp", 443), (OK4, "tcp", 8080),
-    (API4, "tcp", 443), (OTHER4, "tcp", 443), (BAD4, "tcp", 443), (METERED4, "tcp", 443),
+    (API4, "tcp", 443), (OTHER4, "tcp", 443), (BAD4, "tcp", 443), (METERED4, "tcp", 443), (SEEN4, "tcp", 443),
     (INTRANET, "tcp", 8080),
 }  # fmt: skip
-ALLOWED_NAMES = {rule.pattern for rule in POLICY.rules} | {""}
+ALLOWED_NAMES = {rule.pattern for rule in POLICY.rules if rule.allows} | {""}
 
 
 def with_attempts(code: str) -> str:

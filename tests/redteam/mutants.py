@@ -147,6 +147,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("bytes are not limited", ("spend_bytes",), "session.json", '"bytes": 4194304', '"bytes": 0'),
     Mutant("the key of the budget is another", ("spend_requests",), "session.json", '"metered"', '"other"'),
     _squid("nobody is told what was moved", "access_log tcp", "access_log none\n# ", "spend_bytes"),
+    # --- rules ---
+    Mutant(
+        "an inspected host is only allowed",
+        ("inspected_unopened", "control_inspected"),
+        "policy.json",
+        '"action":"inspect"',
+        '"action":"allow"',
+    ),
+    Mutant(
+        "a killed host is only denied",
+        ("tunnel_outlives_a_kill",),
+        "policy.json",
+        '"action":"kill"',
+        '"action":"deny"',
+    ),
     # --- squid ---
     Mutant(
         "the policy process is not asked", (), "squid.conf", "http_access deny !pol !act_term\n", "", closed="squid"

@@ -8,6 +8,7 @@ import pytest
 
 from agent_container.stack import Container
 from tests.redteam.attempts import ATTEMPTS
+from tests.redteam.attempts.ending import LAST
 from tests.redteam.judge import CREDENTIALS, MODEL, NAMES, POLICY, ZONE, run_attempts, seen_outside
 from tests.redteam.mutants import MUTANTS, Mutant
 from tests.support.net import Agent, Sidecar, World
@@ -32,9 +33,11 @@ def _open(sidecar: Sidecar) -> None:
     assert sidecar.control("credential.put", credentials=CREDENTIALS)["ok"]
 
 
-def _reds(world: World, agent: Agent, mutant: Mutant) -> set[str]:
+def _reds(world: World, sidecar: Sidecar, agent: Agent, mutant: Mutant) -> set[str]:
     world.clear()
     reports = run_attempts(agent, mutant.attempts)
+    if set(mutant.attempts) & set(LAST):
+        assert sidecar.control("restore")["ok"]  # the others share it
     reds = {name for name, report in reports.items() if report["reached"] is not name.startswith("control_")}
     return reds | set(seen_outside(world.log()))
 
@@ -60,7 +63,7 @@ def test_the_table_names_attempts_that_exist() -> None:
 
 def test_unchanged_nothing_is_red(world: World, unchanged: Sidecar) -> None:
     named = tuple(dict.fromkeys(name for mutant in MUTANTS for name in mutant.attempts))
-    assert _reds(world, unchanged.agent(), Mutant("unchanged", named)) == set()
+    assert _reds(world, unchanged, unchanged.agent(), Mutant("unchanged", named)) == set()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
@@ -68,13 +71,13 @@ def test_a_rule_taken_away_is_missed(world: World, unchanged: Sidecar, mutant: M
     change = mutant.agent or _same
     if not mutant.edits and mutant.sidecar is None:
         agent = unchanged.agent(change=change, no_new_privileges=not mutant.new_privileges)
-        reds = _reds(world, agent, mutant)
+        reds = _reds(world, unchanged, agent, mutant)
     else:
         with Sidecar.up(world, POLICY, patch=_patch(mutant), change=mutant.sidecar or _same, model=MODEL) as sidecar:
             if mutant.closed:
                 assert sidecar.open()["error"]["part"] == mutant.closed
                 return
             _open(sidecar)
-            reds = _reds(world, sidecar.agent(change=change), mutant)
+            reds = _reds(world, sidecar, sidecar.agent(change=change), mutant)
     assert reds >= set(mutant.red), f"still refused: {set(mutant.red) - reds}"
     assert not reds & set(mutant.still), f"no longer refused: {reds & set(mutant.still)}"

@@ -3,13 +3,13 @@ through. The standard library only: the package is carried there as a zip.
 
 The world behind the sidecar answers on every address, so a refusal here is the boundary's and not an empty network's.
 `ok.test` is allowed and spliced, `api.test` and `other.test` hold a credential each, `metered.test` has a small budget,
-`lan.test` resolves into a private range that no rule opens, `evil.test` is allowed by nothing. What leaves unseen from
-here is judged on the world's side.
+`seen.test` is inspected, `trap.test` killed, `lan.test` resolves into a private range that no rule opens, `evil.test`
+is allowed by nothing. What leaves unseen from here is judged on the world's side.
 """
 
 from __future__ import annotations
 
-from . import budget, controls, credential, names, proxy, standing, straight
+from . import budget, controls, credential, ending, names, proxy, standing, straight
 from .tools import (
     ATTEMPTS,
     DECOY,
@@ -26,5 +26,6 @@ from .tools import (
 __all__ = ["ATTEMPTS", "DECOY", "METADATA", "METERED_BYTES", "METERED_DECOY", "METERED_REQUESTS"]
 __all__ += ["OK4", "OK6", "PRIVATE", "SECRETS"]
 __all__ += [
-    module.__name__.rpartition(".")[2] for module in (budget, controls, credential, names, proxy, standing, straight)
+    module.__name__.rpartition(".")[2]
+    for module in (budget, controls, credential, ending, names, proxy, standing, straight)
 ]
