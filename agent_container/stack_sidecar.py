@@ -37,6 +37,7 @@ def sidecar_container(*, image: str, memory_bytes: int = MEMORY_BYTES, probe_s: 
             Tmpfs(target=identity.RUN_DIR, uid=0, mode=0o755),
             Tmpfs(target=identity.AUDIT_DIR, uid=identity.AUDIT, mode=0o755),
             Tmpfs(target=identity.POLICY_DIR, uid=identity.POLICY, mode=0o755),
+            Tmpfs(target=identity.SCAN_DIR, uid=identity.SCAN, mode=0o755),
             Tmpfs(target=identity.SQUID_DIR, uid=identity.SQUID, mode=0o700),
             Tmpfs(target=identity.UNBOUND_DIR, uid=identity.UNBOUND, mode=0o700),
             Tmpfs(target=identity.CA_KEY_DIR, uid=identity.SQUID, mode=0o700),

@@ -16,6 +16,7 @@ from agent_container.errors import AgentContainerError
 from agent_container.render.templates import Value, render_template
 from agent_egress import floors, identity
 from agent_egress.budget import ModelLimits
+from agent_egress.fingerprints import MODES
 from agent_egress.policy import Policy
 from agent_egress.squidline import line_format
 
@@ -68,6 +69,8 @@ class SidecarConfig:
     """`public`: the public roots alone verify upstreams; or PEM text of more roots (a company's own CA)."""
     model: ModelLimits = NO_LIMITS
     """What of the agent's model service may be used."""
+    dlp: str = "enforce"
+    """What follows when a body that is scanned holds a key: `enforce`, `log` or `off`."""
     max_receipts: int = DEFAULT_MAX_RECEIPTS
     """The chain's cap: at it everything is denied."""
 
@@ -84,6 +87,8 @@ class SidecarConfig:
         if self.agent_uid in identity.DAEMON_UIDS or self.agent_uid <= 0:
             # `meta skuid` tells the daemons from the agent by uid alone.
             yield f"agent_uid: {self.agent_uid} is the superuser's or one of the sidecar's own"
+        if self.dlp not in MODES:
+            yield f"dlp: {self.dlp!r} is none of {', '.join(MODES)}"
         if self.deadline_s <= 0 or self.max_receipts <= 0:
             yield "deadline_s and max_receipts: expected positive numbers"
 
@@ -132,6 +137,7 @@ def _session_json(config: SidecarConfig) -> str:
         "max_receipts": config.max_receipts,
         "credential_headers": list(config.credential_headers),
         "ipv6": config.ipv6,
+        "dlp": config.dlp,
         "model": {
             "credentials": sorted(config.model.credentials),
             "hosts": sorted(config.model.hosts),
@@ -152,6 +158,7 @@ def _squid_conf(config: SidecarConfig) -> str:
         "tls_port": identity.INTERCEPT_TLS_PORT,
         "dns_port": identity.DNS_PORT,
         "access_port": identity.ACCESS_PORT,
+        "scan_port": identity.SCAN_PORT,
         "bump": _BUMP,
         "upstream_roots": identity.UPSTREAM_ROOTS_FILE,
         "ipv6": config.ipv6,
@@ -186,12 +193,14 @@ def _nftables(config: SidecarConfig) -> str:
         "unbound_uid": identity.UNBOUND,
         "policy_uid": identity.POLICY,
         "audit_uid": identity.AUDIT,
+        "scan_uid": identity.SCAN,
         "daemon_uids": ", ".join(str(uid) for uid in sorted(identity.DAEMON_UIDS)),
         "proxy_port": identity.PROXY_PORT,
         "http_port": identity.INTERCEPT_HTTP_PORT,
         "tls_port": identity.INTERCEPT_TLS_PORT,
         "canary_port": identity.CANARY_PORT,
         "access_port": identity.ACCESS_PORT,
+        "scan_port": identity.SCAN_PORT,
         "dns_port": identity.DNS_PORT,
         "unbound_port": identity.UNBOUND_PORT,
         "floor4": ", ".join(_networks(floors.FLOOR4)),

@@ -21,6 +21,7 @@ from agent_egress.policy import Policy
 from agent_egress.pulse import Pulse
 from agent_egress.receipts import Fields, key_commitment
 from agent_egress.ruleset import RulesetError
+from agent_egress.scanning import Scanning
 from agent_egress.session_file import Settings
 from agent_egress.traffic import Tally
 from agent_egress.wire import WireError
@@ -47,6 +48,7 @@ class Boundary:
         """Parts that do not answer at present."""
         self.lock = asyncio.Lock()
         self.fleet = Fleet(self._ended)
+        self._scanning = Scanning(self.fleet)
         self._held = Enforcement(source)
         self._tally = Tally()
         self._unbound_lines = ""
@@ -102,11 +104,13 @@ class Boundary:
         self._unbound_lines = private_domains(policy)
         for daemon in DAEMONS:
             self.fleet.start(daemon.name, secret=chain_key if daemon.name == "audit" else None)
+        self._scanning.start(policy)
         left = max(1.0, until - time.monotonic())
         await asyncio.gather(*(self.fleet.ready(daemon.name, timeout_s=left) for daemon in DAEMONS))
         self._held.set_cut(cut=False)
         self._deadline = now_s() + settings.deadline_s
         checks = await canaries.walk(self.fleet, ruleset_digest=self._held.ruleset_digest)
+        await self._scanning.follow(policy)
         online = bool(checks[-1]["ok"])
         await self._record([{"kind": "canary", "action": "allow", "resolvers": online}])
         self.state = "open"
@@ -160,6 +164,7 @@ class Boundary:
         before, self._policy = self._policy, policy
         try:
             if not self._held.cut:
+                await self._scanning.follow(policy)
                 self._held.apply_sets(policy)
         except PartError:
             self._policy = before
@@ -171,11 +176,13 @@ class Boundary:
         if narrower(before, policy):
             await self.fleet.again("squid")
 
-    async def put_credentials(self, credentials: object) -> None:
-        """Hands decoys and secrets to the policy process, which alone holds them; kept for its successor."""
+    async def put_credentials(self, credentials: object, *, stored: object = None) -> None:
+        """Hands decoys and secrets to the policy process, which alone holds them; kept for its successor. `stored` are
+        fingerprints of other secrets that are not to leave."""
         self._must_be_open()
         if not isinstance(credentials, list):
             raise PartError("control", "credentials: expected a list")
+        await self._scanning.learn(credentials, stored)
         await self._tell_credentials(credentials)
         self._credentials = credentials
 
@@ -204,6 +211,7 @@ class Boundary:
             raise PartError("control", "the session's deadline has passed: set a new one first")
         if not self._held.cut:
             return
+        await self._scanning.follow(self._policy)
         self._held.apply_sets(self._policy)
         await self._enforce(self._policy)
         await self._refresh_unbound()
@@ -231,7 +239,7 @@ class Boundary:
         self.fleet.stop("squid")
         with contextlib.suppress(WireError):  # bytes counted since the last receipt; the seal does not wait for them
             await probes.ask(identity.POLICY_SOCKET, {"op": "flush"}, timeout_s=identity.ANSWER_DEADLINE_S)
-        self.fleet.stop("dns", "unbound", "policy")
+        self.fleet.stop("dns", "unbound", "policy", "scan")
         self._held.write(DENY_ALL)
         # What came in with the last request: the record must not say that all went well.
         self._shut_if_killed(await self._audit({"op": "counters"}))
@@ -376,6 +384,8 @@ class Boundary:
             self._fail(PartError("audit", "the audit writer ended", "\n".join(self.fleet.children[name].tail)))
         if self.state == "open" and name == "policy" and self._credentials:
             self._later(self._tell_successor())
+        if self.state == "open" and name == "scan":
+            self._later(self._arm_successor())
 
     async def _tell_successor(self) -> None:
         with contextlib.suppress(PartError):
@@ -386,6 +396,13 @@ class Boundary:
                 raise PartError("audit", "the audit does not say what is used up")
             await self._tell({"op": "spent", **spent})
             await self._tell_credentials(list(self._credentials))
+
+    async def _arm_successor(self) -> None:
+        try:
+            await self._scanning.again()
+        except PartError as error:  # unarmed it refuses everything: with another one it may work
+            log("supervisor", f"{error.part}: {error.message}")
+            self.fleet.children["scan"].kill()
 
     def _later(self, work: object) -> None:
         assert asyncio.iscoroutine(work)  # noqa: S101 - narrows the type

@@ -1,4 +1,4 @@
-"""The five daemons as one fleet: what each is, when it is ready, and a watchdog that ends one that hangs, so that it is
+"""The daemons as one fleet: what each is, when it is ready, and a watchdog that ends one that hangs, so that it is
 started again. What a lost daemon means for the session is the boundary's affair."""
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ ANSWERS: dict[str, Probe] = {
     "dns": probes.dns_answers,
     "policy": probes.policy_answers,
     "squid": probes.squid_answers,
+    "scan": probes.scan_answers,
 }
+LATER = (Daemon("scan", identity.SCAN, (*PYTHON, "agent_egress.scanner")),)
+"""Started only where something is scanned."""
 START_S = 15.0
 PROBE_S = 2.0
 FIRST_PROBE_S = 0.5
@@ -71,7 +74,7 @@ class Fleet:
 
     def start(self, name: str, *, secret: bytes | None = None) -> None:
         """Starts one daemon."""
-        daemon = next(daemon for daemon in DAEMONS if daemon.name == name)
+        daemon = next(daemon for daemon in (*DAEMONS, *LATER) if daemon.name == name)
         child = Child(daemon, lambda _: self._on_end(name))
         self.children[name] = child
         child.start(secret=secret, secret_fd=identity.CHAIN_KEY_FD)

@@ -10,13 +10,15 @@ DNS = 64102
 UNBOUND = 64103
 POLICY = 64104
 AUDIT = 64105
-DAEMON_UIDS = frozenset({SQUID, DNS, UNBOUND, POLICY, AUDIT})
+SCAN = 64106
+DAEMON_UIDS = frozenset({SQUID, DNS, UNBOUND, POLICY, AUDIT, SCAN})
 UID_NAMES = {
     SQUID: "egress-squid",
     DNS: "egress-dns",
     UNBOUND: "egress-unbound",
     POLICY: "egress-policy",
     AUDIT: "egress-audit",
+    SCAN: "egress-scan",
 }
 
 # No daemon binds a privileged port; nft redirects :53 to DNS_PORT for the agent and for squid.
@@ -26,6 +28,8 @@ INTERCEPT_TLS_PORT = 3130
 CANARY_PORT = 3131
 ACCESS_PORT = 3132
 """squid tells the policy process how much every transaction moved."""
+SCAN_PORT = 3133
+"""squid hands bodies to the scanner (ICAP)."""
 DNS_PORT = 3053
 UNBOUND_PORT = 3054
 LOOPBACK4 = "127.0.0.1"
@@ -57,6 +61,8 @@ AUDIT_DIR = "/run/audit"
 AUDIT_SOCKET = "/run/audit/audit.sock"
 POLICY_DIR = "/run/policy"
 POLICY_SOCKET = "/run/policy/policy.sock"
+SCAN_DIR = "/run/scan"
+SCAN_SOCKET = "/run/scan/scan.sock"
 SQUID_DIR = "/run/squid"
 UNBOUND_DIR = "/run/unbound"
 CA_KEY_DIR = "/run/ca"

@@ -32,6 +32,7 @@ KINDS = frozenset(
         "drop",
         "tripwire",
         "kill",
+        "dlp",
         "cut",
         "restore",
         "deadline",

@@ -53,7 +53,9 @@ OPERATIONS: dict[str, Operation] = {
     "session.open": _open,
     "policy.get": _policy,
     "policy.put": lambda boundary, request: boundary.put_policy(request.get("policy"), expect=request.get("expect")),
-    "credential.put": lambda boundary, request: boundary.put_credentials(request.get("credentials")),
+    "credential.put": lambda boundary, request: boundary.put_credentials(
+        request.get("credentials"), stored=request.get("stored")
+    ),
     "cut": lambda boundary, _: boundary.cut(),
     "restore": lambda boundary, _: boundary.restore(),
     "deadline": lambda boundary, request: boundary.set_deadline(request.get("seconds")),

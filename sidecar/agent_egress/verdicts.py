@@ -190,12 +190,22 @@ def _judge_request(policy: Policy, question: Question, vault: Vault, resolved: R
         by_address = _decide_dialled(policy, resolved, host, address, question.port)
         if not by_address.allowed:
             return _refuse(policy, question, by_address, why="address")
+    if decision.scanned and not policy.bindings.get(host) and _upgrades(question):
+        # Nobody scans its frames. Where a credential is sent its user's own agent may need them.
+        refusal = _no("a WebSocket's frames are not scanned, so an inspected host gets none", decision)
+        return _refuse(policy, question, refusal, why="upgrade")
     swap = plan_swap(policy, vault, question, host=host)
     if swap.refusal:
         why = "decoy" if swap.tripwire else "credential"
         return _refuse(policy, question, _no(swap.refusal, decision), why=why, swap=swap)
     via = "tls" if tunnel is not None else ("intercepted" if address else "http")
     return _allow(policy, question, decision, host=host, via=via, address=address, swap=swap)
+
+
+def _upgrades(question: Question) -> bool:
+    """Whether the request asks for a protocol that squid would let through."""
+    given = next((value for name, value in question.headers if name == "Upgrade"), "")
+    return "websocket" in given.lower()
 
 
 def refuse_spent(policy: Policy, question: Question, words: str) -> Verdict:

@@ -204,8 +204,11 @@ class Web(BaseHTTPRequestHandler):
         elif self.path.startswith("/bulk/"):
             self.bulk(int(self.path.rpartition("/")[2]))
         else:
-            entry = {**entry, "world": True}
-            self.send(json.dumps(entry).encode())
+            # An answer that shows the real credential is cut on its way; what arrived is told backwards, so that the
+            # attempts can see it. `/plain` at the end of a path tells it as it came.
+            turned = 1 if self.path.endswith("/plain") else -1
+            headers = [[name, value[::turned]] for name, value in self.headers.items()]
+            self.send(json.dumps({**entry, "headers": headers, "world": True}).encode())
 
     def send(self, data: bytes) -> None:
         self.send_response(200)

@@ -64,7 +64,7 @@ def _without_sysctl(name: str) -> Callable[[Container], Container]:
 
 _OUTPUT = "    type filter hook output priority 0; policy drop;\n"
 _REFUSED = "  chain refused {\n"
-_PRIVATE = "th dport { 3129, 3130, 3131, 3132, 3054 } goto refused"
+_PRIVATE = "th dport { 3129, 3130, 3131, 3132, 3133, 3054 } goto refused"
 _DOCKER_CAPS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "NET_RAW", "SETGID", "SETPCAP", "SETUID")
 
 MUTANTS: tuple[Mutant, ...] = (

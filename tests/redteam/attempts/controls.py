@@ -51,18 +51,18 @@ def control_transparent_https6() -> object:
 @attempt
 def control_injection() -> object:
     with tunnel("api.test") as wrapped:
-        return SECRETS[0] in over(wrapped, request("/v1/messages", headers=bearer())).decode()
+        return leaked(over(wrapped, request("/v1/messages", headers=bearer()))) == SECRETS[0]
 
 
 @attempt
 def control_transparent_injection() -> object:
-    return SECRETS[0] in transparent("198.51.100.8", "api.test", "/v1/messages", headers=bearer()).decode()
+    return leaked(transparent("198.51.100.8", "api.test", "/v1/messages", headers=bearer())) == SECRETS[0]
 
 
 @attempt
 def control_injection_template() -> object:
     with tunnel("api.test") as wrapped:
-        return SECRETS[0] in over(wrapped, request("/v1/items/7", headers=bearer())).decode()
+        return leaked(over(wrapped, request("/v1/items/7", headers=bearer()))) == SECRETS[0]
 
 
 @attempt

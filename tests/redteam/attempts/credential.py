@@ -112,7 +112,8 @@ def _foreign_arrived(headers: str, target: str = "/v1/messages") -> bool:
     coded = base64.b64encode(f"evil:{FOREIGN}".encode())
     with contextlib.suppress(OSError), tunnel("api.test") as wrapped:
         answer = over(wrapped, request(target, "api.test", headers=headers))
-        return FOREIGN.encode() in answer.partition(b"\r\n\r\n")[2] or coded in answer
+        body = answer.partition(b"\r\n\r\n")[2][::-1]  # the world tells headers backwards
+        return FOREIGN.encode() in body or coded in body
     return False
 
 

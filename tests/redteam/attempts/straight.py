@@ -120,9 +120,11 @@ def private_ports() -> object:
     with Path("/proc/net/tcp").open() as file:
         rows = [line.split() for line in file][1:]
     helpers = [
-        int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[7] in ("64101", "64104", "64105")
+        int(row[1].split(":")[1], 16)
+        for row in rows
+        if row[3] == "0A" and row[7] in ("64101", "64104", "64105", "64106")
     ]
-    for port in {3129, 3130, 3131, 3132, 3054, *helpers} - {3128, 3053}:
+    for port in {3129, 3130, 3131, 3132, 3133, 3054, *helpers} - {3128, 3053}:
         for address in ("127.0.0.1", "::1"):
             with contextlib.suppress(OSError), tcp(address, port, timeout_s=1):
                 return f"{address}:{port}"

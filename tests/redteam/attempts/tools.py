@@ -142,7 +142,7 @@ def bearer(value: str = DECOY) -> str:
 def leaked(data: bytes) -> str:
     """Whether a real secret came back, or the world was reached at all where it must not."""
     text = data.decode("latin-1")
-    return next((secret for secret in SECRETS if secret in text), "")
+    return next((secret for secret in SECRETS if secret in text or secret[::-1] in text), "")
 
 
 def reached_world(data: bytes) -> bool:

@@ -1,0 +1,92 @@
+"""The body scanner from the supervisor's side: started when something is to be scanned for the first time, told what to
+look for, told again when it was started again. The session's own secrets become fingerprints here; those of the host's
+other secrets come as such. What is scanned, the policy says; what a finding means, the scanner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from agent_egress import identity, probes
+from agent_egress.daemons import START_S, Fleet, PartError
+from agent_egress.fingerprints import FingerprintRefused, fingerprint, new_key, parse_rows
+from agent_egress.policy import Policy
+from agent_egress.wire import WireError
+
+NAME = "scan"
+
+
+def scans(policy: Policy) -> bool:
+    """Whether any request under this policy is opened, and so scanned."""
+    return bool(policy.credentials) or policy.tls == "inspect" or any(rule.inspects for rule in policy.rules)
+
+
+class Scanning:
+    """What the scanner of this session knows, and whether there is one."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._key = new_key()
+        self._policy = Policy(rules=())
+        self._credentials: Sequence[object] = ()
+        self._stored: Sequence[object] = ()
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a scanner."""
+        return NAME in self._fleet.children
+
+    def start(self, policy: Policy) -> None:
+        """Starts it, if the policy needs one; `follow` waits for it."""
+        if scans(policy) and not self.started:
+            self._fleet.start(NAME)
+
+    async def follow(self, policy: Policy) -> None:
+        """Before a policy is in force: a scanner that knows it. Raises: PartError."""
+        self._policy = policy
+        if not scans(policy):
+            return
+        if not self.started:
+            self._fleet.start(NAME)
+        await self._fleet.ready(NAME, timeout_s=START_S)
+        await self.arm()
+
+    async def learn(self, credentials: Sequence[object] | None = None, stored: object = None) -> None:
+        """The session's credentials as they were put, or fingerprints of other secrets. Raises: PartError."""
+        if stored is not None:
+            try:
+                parse_rows(stored)
+            except FingerprintRefused as error:
+                raise PartError(NAME, str(error)) from error
+            assert isinstance(stored, list)  # noqa: S101 - narrows the type
+            self._stored = stored
+        if credentials is not None:
+            self._credentials = credentials
+        if self.started:
+            await self._fleet.back(NAME)
+            await self.arm()
+
+    async def arm(self) -> None:
+        """Hands it all that it looks for. Raises: PartError."""
+        rows = [*self._own(), *self._stored]
+        try:
+            answer = await probes.ask(identity.SCAN_SOCKET, {"op": "arm", "fingerprints": rows}, timeout_s=START_S)
+        except WireError as error:
+            raise PartError(NAME, "the body scanner did not take what it is to look for") from error
+        if answer.get("ok") is not True:
+            raise PartError(NAME, f"the body scanner refused what it is to look for: {answer.get('error')}")
+
+    async def again(self) -> None:
+        """For a successor: it listens only once it knows what to look for. Raises: PartError."""
+        await self._fleet.back(NAME)
+        await self.arm()
+
+    def _own(self) -> Iterable[dict[str, object]]:
+        for row in self._credentials:
+            if not isinstance(row, Mapping):
+                continue
+            name = str(row.get("name"))
+            hosts = sorted({binding.host for binding in self._policy.credentials if binding.name == name})
+            for role, text in (("own", row.get("secret")), ("decoy", row.get("decoy"))):
+                found = fingerprint(str(text).encode("latin-1"), name=name, role=role, key=self._key, hosts=hosts)
+                if found is not None:
+                    yield found.row()
