@@ -10,6 +10,28 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_net
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
+NAT64 = IPv6Network("64:ff9b::/96")
+"""The well-known prefix (RFC 6052): 64:ff9b::10.0.0.1 reaches 10.0.0.1. What is closed in IPv4 is closed behind it; a
+public address behind it is open, as it is the only way of a network without IPv4."""
+
+
+def nat64(address: IPv4Address) -> IPv6Address:
+    """The address that reaches an IPv4 one through NAT64."""
+    return IPv6Address(int(NAT64.network_address) | int(address))
+
+
+def nat64_network(network: IPv4Network) -> IPv6Network:
+    """The same for a range."""
+    return IPv6Network((nat64(network.network_address), 96 + network.prefixlen))
+
+
+def behind_nat64(address: IPv4Address | IPv6Address) -> IPv4Address | None:
+    """The IPv4 address that an address reaches through NAT64; none when it is no such address."""
+    if isinstance(address, IPv6Address) and address in NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return None
+
+
 METADATA4: tuple[IPv4Network, ...] = (
     IPv4Network("100.100.100.200/32"),  # Alibaba
     IPv4Network("168.63.129.16/32"),  # Azure's wire server: a public address
@@ -17,6 +39,7 @@ METADATA4: tuple[IPv4Network, ...] = (
     IPv4Network("192.0.0.192/32"),  # Oracle
 )
 METADATA6: tuple[IPv6Network, ...] = (
+    *(nat64_network(network) for network in METADATA4),
     IPv6Network("fd00:ec2::/32"),
     IPv6Network("fd20:ce::254/128"),
     IPv6Network("fe80::/10"),
@@ -32,6 +55,7 @@ NEVER4: tuple[IPv4Network, ...] = (
 )
 NEVER6: tuple[IPv6Network, ...] = (
     IPv6Network("::/127"),  # unspecified and loopback
+    *(nat64_network(network) for network in NEVER4),
     IPv6Network("2001::/32"),  # Teredo
     IPv6Network("2002::/16"),  # 6to4: an IPv4 address in disguise
     IPv6Network("ff00::/8"),
@@ -56,15 +80,9 @@ FLOOR4: tuple[IPv4Network, ...] = (
 )
 
 
-def _nat64(network: IPv4Network) -> IPv6Network:
-    """The floor behind the well-known NAT64 prefix (RFC 6052): 64:ff9b::10.0.0.1 reaches 10.0.0.1."""
-    base = int(IPv6Address("64:ff9b::")) | int(network.network_address)
-    return IPv6Network((base, 96 + network.prefixlen))
-
-
 FLOOR6: tuple[IPv6Network, ...] = (
     IPv6Network("::/96"),  # unspecified, loopback, and the old IPv4-compatible form
-    *(_nat64(network) for network in FLOOR4),
+    *(nat64_network(network) for network in FLOOR4),
     IPv6Network("64:ff9b:1::/48"),
     IPv6Network("100::/64"),
     IPv6Network("2001::/32"),

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from ipaddress import IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Network, ip_address
 from types import MappingProxyType
 
-from agent_egress.floors import METADATA, NEVER, Address, Network, parse_network, subnet
+from agent_egress.floors import METADATA, NEVER, Address, Network, behind_nat64, nat64, parse_network, subnet
 from agent_egress.identity import CANARY_HOST
 from agent_egress.names import NameRefused, canonical_header, canonical_name, canonical_pattern
 from agent_egress.paths import template_is_valid
@@ -220,8 +220,9 @@ class Policy:
 
     @cached_property
     def own_addresses(self) -> frozenset[Address]:
-        """The host's own addresses, part of the floor."""
-        return frozenset(ip_address(text) for text in self.host_addresses)
+        """The host's own addresses, part of the floor, and what reaches them through NAT64."""
+        own = [ip_address(text) for text in self.host_addresses]
+        return frozenset((*own, *(nat64(address) for address in own if isinstance(address, IPv4Address))))
 
     @cached_property
     def kills(self) -> bool:
@@ -239,8 +240,14 @@ class Policy:
         return tuple(r for r in found if r.allows), _stronger_first(r for r in found if r.refuses)
 
     def over(self, address: Address) -> tuple[tuple[Rule, ...], tuple[Rule, ...]]:
-        """The same over an address."""
-        found = [rule for rule in self.by_network if rule.network is not None and address in rule.network]
+        """The same over an address; what closes an IPv4 address closes the way to it through NAT64 too."""
+        inner = behind_nat64(address)
+        found = [
+            rule
+            for rule in self.by_network
+            if rule.network is not None
+            and (address in rule.network or (inner is not None and rule.refuses and inner in rule.network))
+        ]
         return tuple(r for r in found if r.allows), _stronger_first(r for r in found if r.refuses)
 
 

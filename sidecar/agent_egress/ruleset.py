@@ -13,7 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_egress.floors import FLOOR4, FLOOR6, METADATA4, METADATA6, NEVER4, NEVER6, Network, in_any, subnet
+from agent_egress.floors import (
+    FLOOR4,
+    FLOOR6,
+    METADATA4,
+    METADATA6,
+    NEVER4,
+    NEVER6,
+    Network,
+    in_any,
+    nat64_network,
+    subnet,
+)
 from agent_egress.policy import Policy
 
 TABLE = "inet egress"
@@ -163,6 +174,7 @@ def policy_statements(policy: Policy) -> str:
     exact = {network.network_address for network, _ in lifted if network.num_addresses == 1}
     own: list[Network] = [ipaddress.ip_network(a) for a in policy.own_addresses if a not in exact]
     denied = [rule.network for rule in policy.rules if rule.refuses and rule.network is not None]
+    denied += [nat64_network(network) for network in denied if isinstance(network, ipaddress.IPv4Network)]
     floor: tuple[Network, ...] = FLOOR4 + FLOOR6
     # Outside the floor an exception would change nothing; a wide one that covers part of it still counts.
     needed = [

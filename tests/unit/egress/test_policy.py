@@ -209,7 +209,7 @@ ADDRESSES: list[tuple[str, Policy, str, str, int, str]] = [
     ("IPv6 link-local", PLAIN, "ok.test", "fe80::1", 443, "allow_metadata"),
     ("IPv6 multicast", PLAIN, "ok.test", "ff02::1", 443, "never reached"),
     ("a private address behind NAT64", PLAIN, "ok.test", "64:ff9b::a00:1", 443, "private address"),
-    ("loopback behind NAT64", PLAIN, "ok.test", "64:ff9b::7f00:1", 443, "private address"),
+    ("loopback behind NAT64", PLAIN, "ok.test", "64:ff9b::7f00:1", 443, "never reached"),
     ("a public address behind NAT64", PLAIN, "ok.test", "64:ff9b::cb00:7109", 443, "="),
     ("6to4", PLAIN, "ok.test", "2002:a00:1::1", 443, "never reached"),
     ("Teredo", PLAIN, "ok.test", "2001:0:1::1", 443, "never reached"),

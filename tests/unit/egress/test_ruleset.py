@@ -112,7 +112,9 @@ def test_denied_ranges_and_the_host_s_own_addresses_are_blocked() -> None:
     found = statements(policy)
     assert "add element inet egress block4 { 203.0.113.0/24 }" in found
     assert "add element inet egress hosts4 { 198.51.100.2/32 }" in found  # the other is named exactly
-    assert "add element inet egress hosts6 { 2001:db8::1/128 }" in found
+    ways = "64:ff9b::c633:6401/128, 64:ff9b::c633:6402/128"  # named exactly, 198.51.100.1 is open, and this way is not
+    assert f"add element inet egress hosts6 {{ {ways}, 2001:db8::1/128 }}" in found
+    assert "add element inet egress block6 { 64:ff9b::cb00:7100/120 }" in found
     assert not [line for line in found if "metadata" in line]
 
 
