@@ -235,7 +235,8 @@ def credential_set(
             f"secret of {name}:", secret=True, hint=f"agent-container credential set {name} < FILE"
         ).encode("utf-8", "surrogateescape")
     else:
-        secret = read_secret_from(from_file or sys.stdin.buffer, variable=from_env, environ=dict(os.environ))
+        source, report = from_file or sys.stdin.buffer, CALL.context.report
+        secret = read_secret_from(source, variable=from_env, environ=dict(os.environ), report=report)
     row = set_credential(CALL.context, name, request, secret=secret)
     for line in notice_of(row.kind):
         CALL.ui.info(line)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -75,19 +78,28 @@ def set_credential(ctx: Context, name: str, request: BindingRequest, *, secret: 
     return _row(name, kind, binding)
 
 
-def read_secret_from(source: BinaryIO | Path, *, variable: str | None = None, environ: dict[str, str]) -> bytes:
+def read_secret_from(
+    source: BinaryIO | Path, *, variable: str | None = None, environ: dict[str, str], report: Callable[[str], None]
+) -> bytes:
     """The secret's bytes from a variable, a file or an open stream. Raises UsageError."""
     if variable is not None:
         value = environ.get(variable)
         if value is None:
             raise UsageError(f"the variable {variable} is not set")
         return value.encode("utf-8", "surrogateescape")
-    if isinstance(source, Path):
-        try:
-            return source.read_bytes()[: MAX_SECRET_BYTES + 2]
-        except OSError as error:
-            raise UsageError(f"{source} cannot be read: {error.strerror}") from None
-    return source.read(MAX_SECRET_BYTES + 2)
+    if not isinstance(source, Path):
+        return source.read(MAX_SECRET_BYTES + 2)
+    try:
+        # A FIFO to which nobody writes is empty instead of waited for; one of `<(command)` has its writer.
+        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.set_blocking(fd, True)
+        with os.fdopen(fd, "rb") as stream:
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISREG(mode) and mode & 0o066:
+                report(f"Note: other users of this machine may read or change {source}: chmod 600, or remove it now")
+            return stream.read(MAX_SECRET_BYTES + 2)
+    except OSError as error:
+        raise UsageError(f"{source} cannot be read: {error.strerror}") from None
 
 
 def list_credentials(ctx: Context) -> tuple[CredentialRow, ...]:

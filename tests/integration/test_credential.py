@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import os
 import secrets
+import shlex
 import stat
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,6 +115,33 @@ def test_a_secret_that_no_header_carries_is_refused_without_being_shown(secret: 
     assert "bad" not in world.agc("credential", "ls", cwd=world.path).text
 
 
+FILES: dict[str, tuple[Callable[[Path], object], int, str]] = {
+    "its user's own": (lambda path: (path.write_text("sk-of-a-file"), path.chmod(0o600)), 0, "sealed"),
+    "open to others": (lambda path: (path.write_text("sk-of-a-file"), path.chmod(0o644)), 0, "may read or change"),
+    "empty": (lambda path: path.write_text(""), 2, "the secret is empty"),
+    "a FIFO to which nobody writes": (os.mkfifo, 2, "the secret is empty"),
+    "a directory": (Path.mkdir, 2, "Is a directory"),
+    "missing": (lambda path: None, 2, "No such file"),
+    "without end": (lambda path: path.symlink_to("/dev/zero"), 2, "the secret"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_secret_comes_from_a_file_that_holds_one(name: str, world: World, tmp_path: Path) -> None:
+    make, code, expected = FILES[name]
+    make(tmp_path / "secret")
+    binding = ("--host", "api.acme.test", "--path", "/x", "--from-file", str(tmp_path / "secret"))
+    done = world.agc("credential", "set", "filed", *binding, cwd=world.path, code=code)
+    assert expected in done.text and b"sk-of" not in done.out + done.err
+
+
+def test_a_secret_comes_from_a_command_of_the_shell(world: World) -> None:
+    argv = [sys.executable, "-P", "-m", "agent_container.cli", "credential", "set", "piped", "--host", "api.acme.test"]
+    line = f"{shlex.join(argv)} --path /x --from-file <(sleep 1; echo sk-of-a-command)"
+    done = subprocess.run(["bash", "-c", line], env=world.environment, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 0, done
+
+
 @dataclass
 class Standing:
     """A sandbox that may use both."""
@@ -185,6 +214,8 @@ MISUSES = {
     "plain http": f"{BEARER} http://api.acme.test{QUIET}",
     "dot segments": f"--path-as-is {BEARER} https://api.acme.test{QUIET}/../items",
     "an encoded slash": f"{BEARER} https://api.acme.test{QUIET}/%2e%2e%2fwho",
+    "another port": f"{BEARER} https://api.acme.test:8443{QUIET}",
+    "a host that only begins so": f"{BEARER} https://api.acme.test.evil.test{QUIET}",
     "another Host": f'{BEARER} -H "Host: demo.acme.test" https://api.acme.test{QUIET}',
 }
 
