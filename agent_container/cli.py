@@ -134,6 +134,20 @@ def render(agent: AgentOption = None, bind: BindMode = False, clone: CloneMode =
 
 
 @app.command()
+def prove(
+    run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="A run, where nothing stands.")] = None,
+) -> None:
+    """Try to get out of a live sandbox, and sign what was seen."""
+    from agent_container.commands.prove import prove as prove_it
+    from agent_container.ui.views import show_proof
+
+    proof = prove_it(CALL.context, run=run)
+    CALL.ui.result(proof, command="prove", show=lambda: show_proof(CALL.ui, proof))
+    if not proof.held:
+        raise typer.Exit(1)
+
+
+@app.command()
 def build(
     accept: Accept = None,
     agent: AgentOption = None,

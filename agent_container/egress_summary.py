@@ -23,6 +23,8 @@ MAX_TRACKED = 5_000
 LEAST = 2
 OTHERS = "(others)"
 _ALARMS = frozenset({"tripwire", KIND})
+MAX_CORE = 500
+"""Receipts that may stand before the end of the core."""
 OWN_HOSTS = ".agent-container.invalid"
 
 Receipt = dict[str, object]
@@ -51,8 +53,11 @@ def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None, host
     counts = _Counts(named=frozenset(hosts))
     for line in lines:
         receipt = parse_receipt(line.removesuffix(b"\n"))
-        if receipt is not None:
-            _count(counts, receipt)
+        if receipt is None:
+            continue
+        if _ends_core(receipt):
+            counts = _Counts(receipts=counts.receipts, named=counts.named)
+        _count(counts, receipt)
     by_count = sorted(counts.hosts.items(), key=lambda row: (-sum(row[1][:2]), row[0]))
     top = sorted(by_count, key=lambda row: row[0] not in counts.named)[:TOP_HOSTS]
     ranked = sorted(counts.refusals.items(), key=lambda row: (row[1][0], -row[1][1], str(row[0])))[:MAX_REFUSALS]
@@ -83,9 +88,8 @@ def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None, host
 
 def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
     """An event for every refusal and tripwire among the receipts, in their order."""
-    for line in lines:
-        receipt = parse_receipt(line.removesuffix(b"\n"))
-        if receipt is None or _is_own(receipt):
+    for receipt in _the_agents(filter(None, (parse_receipt(line.removesuffix(b"\n")) for line in lines))):
+        if _is_own(receipt):
             continue
         at = _when(receipt)
         refused = _refusal(receipt)
@@ -95,6 +99,28 @@ def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
         elif receipt["kind"] in _ALARMS:
             wire = _tripwire(receipt)
             yield EgressTripwire(at=at, host=wire.host, detail=wire.detail)
+
+
+def _ends_core(receipt: Receipt) -> bool:
+    """Whether the tool's own attempts to get out end here: what stands before it was refused to no agent, since there
+    was none."""
+    return receipt.get("kind") == "canary" and "core" in receipt
+
+
+def _the_agents(receipts: Iterable[Receipt]) -> Iterator[Receipt]:
+    """Without what the tool tried itself before the agent was started."""
+    held: list[Receipt] | None = []
+    for receipt in receipts:
+        if held is None:
+            yield receipt
+        elif _ends_core(receipt):
+            held = None
+        else:
+            held.append(receipt)
+            if len(held) > MAX_CORE:  # a session that began without
+                yield from held
+                held = None
+    yield from held or ()
 
 
 def _is_own(receipt: Receipt) -> bool:

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_container.engine.connection import Connection
 from agent_container.engine.frames import STDOUT, HijackRefused, SocketChannel, hijack, read_frames
 from agent_container.engine.image_list import list_images, remove_image, used_images
 from agent_container.engine.labelled import die_with_parent, find_labelled
 from agent_container.engine.protocol import ContainerState, Created, ExecResult, Labelled, Once
+from agent_container.engine.twin import differences, twin_config
 from agent_container.errors import EngineError
 from agent_container.image_prune import LocalImage
 from agent_container.stack import LABEL, Mount, Stack
@@ -183,6 +184,32 @@ class DockerEngine:
             finally:
                 with contextlib.suppress(EngineError):
                     self._remove(container)
+
+    def run_twin(self, of: str, job: Once) -> ExecResult:
+        """Runs `job`'s program in a twin of a container, and removes it; the job's user and mounts do not count."""
+        with _engine_errors(f"run {job.argv[0]} in a twin of container {of[:12]}"):
+            raw: Any = self._api.inspect_container(of)
+            config = twin_config(raw, image=job.image, argv=job.argv, labels=job.labels)
+            container = str(self._call.create_container_from_config(config)["Id"])
+            try:
+                found = differences(raw, cast("Any", self._api.inspect_container(container)))
+                if found:
+                    raise EngineError("the engine made no twin of the agent's container", details=found)
+                return self._attach_and_wait(container, job)
+            finally:
+                with contextlib.suppress(EngineError):
+                    self._remove(container)
+
+    def joined(self, container: str) -> list[str]:
+        """Names of the containers, running or not, that live in this one's network namespace."""
+        with _engine_errors("list containers"):
+            rows: Any = self._api.containers(all=True)
+        mode = f"container:{container}"
+        return sorted(
+            str((row.get("Names") or [row["Id"]])[0]).lstrip("/")
+            for row in rows
+            if (row.get("HostConfig") or {}).get("NetworkMode") == mode
+        )
 
     def _attach_and_wait(self, container: str, job: Once) -> ExecResult:
         sock, start = self._hijack(f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1", {})

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_container.stack import Container, Mount
-
-SIDECAR_UIDS = range(64101, 64106)
+from agent_egress.identity import DAEMON_UIDS
 
 
 def check_container(
@@ -33,10 +32,32 @@ def check_container(
 
     expect("image", raw["Image"], image_id)
     expect("user", config["User"], container.user)
+    faults += hardening_faults(raw, cap_add=container.cap_add, network_mode=network_mode)
+    expect("log driver", (host.get("LogConfig") or {}).get("Type"), "local")
+    expect("pids limit", host.get("PidsLimit"), container.limits.pids)
+    expect("memory limit", host.get("Memory"), container.limits.memory_bytes or 0)
+    expect("sysctls", host.get("Sysctls") or {}, dict(container.sysctls))
+    expect("environment", _environment_faults(config["Env"] or [], container), [])
+    faults += _mount_faults(raw, host, mounts)
+    if container.service == "agent":
+        faults += _uid_faults(container.user)
+    return list(dict.fromkeys(faults))
+
+
+def hardening_faults(raw: Mapping[str, Any], *, cap_add: Sequence[str], network_mode: str | None) -> list[str]:
+    """What must hold for every container of ours whatever it is for; `network_mode` is None for the sidecar. Empty when
+    it does."""
+    host: Mapping[str, Any] = raw["HostConfig"]
+    faults: list[str] = []
+
+    def expect(name: str, found: object, wanted: object) -> None:
+        if found != wanted:
+            faults.append(f"{name} is {found!r}, expected {wanted!r}")
+
     expect("privileged", host.get("Privileged"), False)
     expect("read-only root filesystem", host.get("ReadonlyRootfs"), True)
     expect("dropped capabilities", _caps(host.get("CapDrop")), {"ALL"})
-    expect("added capabilities", _caps(host.get("CapAdd")), set(container.cap_add))
+    expect("added capabilities", _caps(host.get("CapAdd")), set(cap_add))
     expect("process namespace", host.get("PidMode"), "")
     expect("ipc namespace", host.get("IpcMode"), "private")
     expect("user namespace", host.get("UsernsMode"), "")
@@ -49,24 +70,23 @@ def check_container(
     expect("published ports", host.get("PortBindings") or {}, {})
     expect("publish all ports", host.get("PublishAllPorts"), False)
     expect("restart policy", (host.get("RestartPolicy") or {}).get("Name"), "no")
-    expect("log driver", (host.get("LogConfig") or {}).get("Type"), "local")
-    expect("pids limit", host.get("PidsLimit"), container.limits.pids)
-    expect("memory limit", host.get("Memory"), container.limits.memory_bytes or 0)
     expect("core dump limit", [u for u in host.get("Ulimits") or [] if u["Name"] == "core"], [_NO_CORE])
-    expect("sysctls", host.get("Sysctls") or {}, dict(container.sysctls))
-    expect("environment", _environment_faults(config["Env"] or [], container), [])
     expect("masked paths", bool(host.get("MaskedPaths")), True)
     expect("read-only paths", bool(host.get("ReadonlyPaths")), True)
     faults += _security_faults(host.get("SecurityOpt") or [])
-    faults += _mount_faults(raw, host, mounts)
-    if network_mode is not None:
-        expect("network", host.get("NetworkMode"), network_mode)
-    elif host.get("NetworkMode") in ("host", "none") or str(host.get("NetworkMode")).startswith("container:"):
-        faults.append(f"network is {host['NetworkMode']!r}, expected one of its own")
-    uid = int(container.user.split(":", 1)[0])
-    if container.service == "agent" and (uid == 0 or uid in SIDECAR_UIDS):
-        faults.append(f"the agent's uid is {uid}, which belongs to root or to a process of the sidecar")
-    return faults
+    if network_mode is None:
+        if host.get("NetworkMode") in ("host", "none") or str(host.get("NetworkMode")).startswith("container:"):
+            faults.append(f"network is {host['NetworkMode']!r}, expected one of its own")
+        return faults
+    expect("network", host.get("NetworkMode"), network_mode)
+    return faults + _uid_faults(str(raw["Config"]["User"]))
+
+
+def _uid_faults(user: str) -> list[str]:
+    uid = int(user.split(":", 1)[0] or 0)
+    if uid == 0 or uid in DAEMON_UIDS:
+        return [f"the agent's uid is {uid}, which belongs to root or to a process of the sidecar"]
+    return []
 
 
 _NO_CORE = {"Name": "core", "Hard": 0, "Soft": 0}

@@ -132,6 +132,13 @@ class Engine(Protocol):
     def run_once(self, job: Once) -> ExecResult:
         """Runs a throw-away container to its end and removes it."""
 
+    def run_twin(self, of: str, job: Once) -> ExecResult:
+        """Runs a program of ours in a container that is held to all that another one is, in the same network namespace,
+        and removes it. Of the job, user and mounts do not count."""
+
+    def joined(self, container: str) -> list[str]:
+        """Names of all containers in this one's network namespace."""
+
     def stop(self, container: str, *, grace_s: int) -> None:
         """Stops a container; harmless when it is gone or stopped."""
 

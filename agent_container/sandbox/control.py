@@ -134,14 +134,15 @@ class SidecarControl:
             if _is_object(row) and isinstance(count := row.get("count"), int)
         )
 
-    def put_credentials(self, credentials: Sequence[SealedCredential]) -> None:
-        """Replaces the credentials in force."""
-        rows = [{"name": c.name, "decoy": c.decoy, "secret": c.secret.decode("latin-1")} for c in credentials]
-        self._ask({"op": "credential.put", "credentials": rows})
-
-    def deadline(self, seconds: float) -> None:
-        """The sidecar cuts egress by itself after so many seconds, with or without a host process."""
-        self._ask({"op": "deadline", "seconds": seconds})
+    def make_ready(self, *, core: int, deadline_s: float | None, credentials: Sequence[SealedCredential]) -> None:
+        """The last words before an agent starts, in one exec: how many ways out were tried, when the sidecar is to cut
+        egress by itself, and the credentials. Each is said only when the one before was taken."""
+        requests: list[dict[str, object]] = [{"op": "posture", "core": core}]
+        if deadline_s is not None:
+            requests.append({"op": "deadline", "seconds": deadline_s})
+        if credentials:
+            requests.append(_credentials(credentials))
+        self._ask_all(requests)
 
     def cut(self) -> str:
         """Ends every connection and allows none; the digest of what is enforced then."""
@@ -162,20 +163,32 @@ class SidecarControl:
         return Seal(head=_text(answer, "head"), length=length if isinstance(length, int) else 0)
 
     def _ask(self, request: dict[str, object], *, timeout_s: float = 20) -> dict[str, object]:
-        line = json.dumps({"v": VERSION, **request}).encode() + b"\n"
-        done = self._engine.exec(self._container, ARGV, stdin=line, timeout_s=timeout_s)
-        try:
-            answer: object = json.loads(done.stdout)
-        except ValueError:
-            answer = None
-        if not _is_object(answer):
-            words = done.stderr.decode(errors="replace").strip().splitlines()
-            raise SidecarError(
-                f"the egress sidecar gave no answer to {request['op']}", part="control", details=words[-8:]
-            )
-        if answer.get("ok") is not True:
-            raise _refusal(str(request["op"]), answer.get("error"))
-        return answer
+        return self._ask_all([request], timeout_s=timeout_s)[0]
+
+    def _ask_all(self, requests: Sequence[dict[str, object]], *, timeout_s: float = 20) -> list[dict[str, object]]:
+        lines = b"".join(json.dumps({"v": VERSION, **request}).encode() + b"\n" for request in requests)
+        done = self._engine.exec(self._container, ARGV, stdin=lines, timeout_s=timeout_s)
+        answers: list[dict[str, object]] = []
+        said = done.stdout.splitlines()
+        for number, request in enumerate(requests):
+            try:
+                answer: object = json.loads(said[number])
+            except (ValueError, IndexError):
+                answer = None
+            if not _is_object(answer):
+                words = done.stderr.decode(errors="replace").strip().splitlines()
+                raise SidecarError(
+                    f"the egress sidecar gave no answer to {request['op']}", part="control", details=words[-8:]
+                )
+            if answer.get("ok") is not True:
+                raise _refusal(str(request["op"]), answer.get("error"))
+            answers.append(answer)
+        return answers
+
+
+def _credentials(credentials: Sequence[SealedCredential]) -> dict[str, object]:
+    rows = [{"name": c.name, "decoy": c.decoy, "secret": c.secret.decode("latin-1")} for c in credentials]
+    return {"op": "credential.put", "credentials": rows}
 
 
 def _refusal(operation: str, error: object) -> SidecarError:

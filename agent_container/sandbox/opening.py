@@ -4,7 +4,7 @@
  2. Compose makes both containers and starts neither; their ids are saved, and secrets will go to these ids alone.
  3. The engine's own account of both is checked against the Stack.
  4. The sidecar starts, loads its rules, gets the chain key and answers when it is healthy. Meanwhile the workspace is
-    prepared in a throw-away container without a network.
+    prepared in a throw-away container without a network, and the core of the escape battery is tried for real.
  5. Deadline and credentials are put; only then does the agent's container start, with an idle runner.
 
 A failure anywhere starts nothing further; the caller closes what is there.
@@ -24,6 +24,7 @@ from agent_container.engine.protocol import ContainerState, Created, Engine, Rep
 from agent_container.errors import EngineError, SidecarError
 from agent_container.render.compose import FILES_TARGET, render_compose
 from agent_container.sandbox.control import Ready, SealedCredential, SidecarControl
+from agent_container.sandbox.proving import probe_core
 from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.stack import Container, Mount, Stack
 from agent_container.store import Store
@@ -72,15 +73,15 @@ def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Repo
         ready = _start_sidecar(engine, created.egress, opening)
         state = store.sessions.save(state.updated(phase=Phase.OPENED, policy_digest=ready.policy_digest))
         report("Started the egress sidecar; its rules are loaded and verified")
+        tried = probe_core(engine, created.egress, user=stack.agent.user)
+        report(f"Tried {len(tried)} ways out; none is open")
         state = store.sessions.save(state.updated(workspace=preparing.result()))
-    control = SidecarControl(engine, created.egress)
-    if opening.deadline_s is not None:
-        control.deadline(opening.deadline_s)
-    if opening.credentials:
-        control.put_credentials(opening.credentials)
+    SidecarControl(engine, created.egress).make_ready(
+        core=len(tried), deadline_s=opening.deadline_s, credentials=opening.credentials
+    )
     engine.start(created.agent)
     _check_joined(engine, created)
-    return Opened(state=state, ready=ready, posture=checked)
+    return Opened(state=state, ready=ready, posture=(*checked, *(f"core {one.name}" for one in tried)))
 
 
 def write_stack(store: Store, stack: Stack) -> Path:

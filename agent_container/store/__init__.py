@@ -14,6 +14,7 @@ from agent_container.session import Phase, SessionLimits, SessionState
 from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, Touched, VerifiedHead
 from agent_container.store.locks import Holder, Locks
 from agent_container.store.paths import Roots, default_roots, safe_name
+from agent_container.store.proofs import Proofs
 from agent_container.store.runs import RunPlace, Runs
 from agent_container.store.sealing import HostKey, Sealer, key_id
 from agent_container.store.sessions import Sessions
@@ -53,6 +54,7 @@ class Store:
         self.policies = Policies(data / "policies", self.writer)
         self.runs = Runs(data / "runs", self.writer)
         self.host_key = HostKey(data / "keys", self.writer, sealer, self._locks)
+        self.proofs = Proofs(data / "proofs", self.writer, self.host_key)
 
     def prepare(self) -> Store:
         """Makes both directories, private to this user. Raises StoreError when they are another's."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from agent_container.commands.egress_log import is_refusal, shown
+from agent_container.commands.prove import Proof
 from agent_container.commands.runs import RunDetail, RunRow
 from agent_container.events import (
     AgentError,
@@ -290,3 +291,16 @@ def show_receipt(ui: Ui, receipt: Mapping[str, object]) -> None:
     clock = f"{datetime.fromtimestamp(moment / 1000, UTC):%H:%M:%S}" if isinstance(moment, int) else ""
     style = BAD if is_refusal(dict(receipt)) else ""
     ui.text(f"{clock:<8}  {verdict:<5}  {one_line(what, width=90)}  {one_line(why, width=WIDTH)}".rstrip(), style=style)
+
+
+def show_proof(ui: Ui, proof: Proof) -> None:
+    """A table of everything that was tried, what it was seen on, and the verdict last."""
+    cells = [("held" if row.held else "OPEN", row.group, row.what, row.detail) for row in proof.rows]
+    styles = ["" if row.held else BAD for row in proof.rows]
+    ui.table(("", "group", "tried", "seen"), [(a, b, c, one_line(d, width=60)) for a, b, c, d in cells], styles=styles)
+    ui.fields((*proof.about, ("signed account", str(proof.path or ""))))
+    open_ones = [row for row in proof.rows if not row.held]
+    if open_ones:
+        ui.text(f"NOT HELD: {len(open_ones)} of {len(proof.rows)}", style=BAD)
+    else:
+        ui.text(f"held: {len(proof.rows)} of {len(proof.rows)}, in {duration(proof.seconds)}", style=GOOD)

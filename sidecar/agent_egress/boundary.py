@@ -261,6 +261,13 @@ class Boundary:
         wanted = ("length", "head", "sealed", "full", "counts")
         return {**{key: audit.get(key) for key in wanted}, "kernel": dict(ruleset.read_back().counters)}
 
+    async def posture(self, tried: int) -> None:
+        """The host has tried so many ways out before it starts the agent, and none was open. What the kernel refused
+        to it is written before that, so that nobody takes it for the agent's."""
+        self._must_be_open()
+        live = ruleset.read_back()
+        await self._record([*self._tally.receipts(live), {"kind": "canary", "action": "allow", "core": tried}])
+
     async def hits(self) -> Answer:
         """How often each rule of a policy decided, since the session began."""
         self._must_be_open(sealed=True)

@@ -1,5 +1,5 @@
-"""What the host runs in the sidecar: one JSON request line on stdin to the supervisor's socket, its one answer line on
-stdout. It understands neither; secrets pass through stdin, never argv."""
+"""What the host runs in the sidecar: JSON request lines on stdin to the supervisor's socket, one after the other, and
+the answer line of each on stdout. It understands neither; secrets pass through stdin, never argv."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ def _connect(sock: socket.socket, path: str) -> None:
 
 
 def main() -> None:
-    """Exit status 0 whenever there is an answer, a refusal included."""
-    try:
-        answer = ask(sys.stdin.buffer.readline())
-    except OSError as error:
-        fields = {"part": "control", "message": f"the supervisor does not answer: {error}", "output": ""}
-        answer = json.dumps({"v": 1, "ok": False, "error": fields}).encode() + b"\n"
-    sys.stdout.buffer.write(answer)
-    sys.stdout.buffer.flush()
+    """Exit status 0 whenever there is an answer, a refusal included. After a refusal nothing more is asked."""
+    for line in sys.stdin.buffer:
+        try:
+            answer = ask(line)
+        except OSError as error:
+            fields = {"part": "control", "message": f"the supervisor does not answer: {error}", "output": ""}
+            answer = json.dumps({"v": 1, "ok": False, "error": fields}).encode() + b"\n"
+        sys.stdout.buffer.write(answer)
+        sys.stdout.buffer.flush()
+        if json.loads(answer).get("ok") is not True:
+            return
 
 
 if __name__ == "__main__":

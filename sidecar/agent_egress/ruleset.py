@@ -52,6 +52,10 @@ class RulesetError(Exception):
         self.output = output
 
 
+PROTOCOLS = {"6": "tcp", "17": "udp", "33": "dccp", "132": "sctp", "136": "udplite"}
+"""nft names a protocol where the system has a list of them, which the sidecar's image has not."""
+
+
 @dataclass(frozen=True)
 class Flow:
     """Packets counted for one destination since the table was loaded."""
@@ -264,7 +268,7 @@ def _flows(elements: Iterable[object]) -> Iterator[Flow]:
             continue
         parts = body["val"]["concat"]
         packets = int(body.get("counter", {}).get("packets", 0))
-        protocol = str(parts[1]) if len(parts) == 3 else "tcp"
+        protocol = PROTOCOLS.get(str(parts[1]), str(parts[1])) if len(parts) == 3 else "tcp"
         yield Flow(address=str(parts[0]), protocol=protocol, port=int(parts[-1]), packets=packets)
 
 

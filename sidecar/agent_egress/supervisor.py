@@ -45,6 +45,14 @@ async def _status(boundary: Boundary, _: Mapping[str, object]) -> Answer:
     return boundary.status()
 
 
+async def _posture(boundary: Boundary, request: Mapping[str, object]) -> Answer:
+    tried = request.get("core")
+    if not isinstance(tried, int) or isinstance(tried, bool) or not 0 < tried < 10_000:
+        raise PartError("control", "core: expected how many attempts were made")
+    await boundary.posture(tried)
+    return {}
+
+
 async def _policy(boundary: Boundary, _: Mapping[str, object]) -> Answer:
     return boundary.wanted_policy()
 
@@ -60,6 +68,7 @@ OPERATIONS: dict[str, Operation] = {
     "restore": lambda boundary, _: boundary.restore(),
     "deadline": lambda boundary, request: boundary.set_deadline(request.get("seconds")),
     "counters": lambda boundary, _: boundary.counters(),
+    "posture": _posture,
     "hits": lambda boundary, _: boundary.hits(),
     "seal": lambda boundary, request: boundary.seal(request.get("outcome", "")),
     "status": _status,

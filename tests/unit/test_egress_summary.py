@@ -195,3 +195,28 @@ def test_the_sidecars_health_words_end_a_turn() -> None:
         Outcome.BUDGET, "limits.model_requests: all 5 requests are used"
     )
     assert ended_by("") is None and ended_by("fine") is None
+
+
+OWN_TRIES = [
+    row(kind="open"),
+    row(kind="drop", address="198.51.100.254", proto="tcp", port=9, count=1),
+    row(kind="decision", action="deny", host="10.0.0.1", port=80),
+    row(kind="canary", action="allow", core=15),
+]
+
+
+def test_what_the_tool_tried_before_an_agent_was_there_is_not_the_agents() -> None:
+    agents = [row(kind="drop", address="203.0.113.9", proto="udp", port=53, count=2)]
+    egress = summarise([*OWN_TRIES, *agents])
+    assert (egress.receipts, egress.packets_dropped, egress.denied) == (5, 2, 0)
+    assert [event.host for event in egress_events([*OWN_TRIES, *agents]) if isinstance(event, EgressDenied)] == [
+        "203.0.113.9"
+    ]
+    without = [*OWN_TRIES[:3], *agents]
+    assert summarise(without).packets_dropped == 3
+    assert len(list(egress_events(without))) == 3
+
+
+def test_a_session_without_a_core_loses_no_event() -> None:
+    many = [row(kind="decision", action="deny", host=f"host{number}.test", port=443) for number in range(1200)]
+    assert len(list(egress_events(many))) == 1200
