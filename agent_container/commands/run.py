@@ -157,7 +157,9 @@ def run_task(ctx: Context, request: RunRequest, *, on_event: Callable[[Event], N
     # The work stays in the record: it enters the user's repository only when they ask, and after a look at it.
     for name in closed.left_behind:
         ctx.report(f"Note: not in the bundle of its work: {name}")
-    command = f"agent-container runs apply {session}" if (closed.place.path / BUNDLE).is_file() else None
+    tree = closed.record.host.workspace
+    changed = tree is not None and bool(tree.commits or tree.files_changed)
+    command = f"agent-container runs apply {session}" if changed and (closed.place.path / BUNDLE).is_file() else None
     return RunResult(record=closed.record, directory=closed.place.path, next_command=command)
 
 

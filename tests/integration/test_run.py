@@ -248,6 +248,13 @@ def test_a_run_is_read_checked_and_brought_home_as_a_branch(world: World) -> Non
     assert world.agc("--json", "verify-egress", run[:17], cwd=project).result["findings"] == []
 
 
+def test_what_changed_nothing_is_not_offered(world: World) -> None:
+    project = world.project("unchanged")
+    (project / "README").write_text("not committed\n")
+    assert "runs apply" not in world.agc("run", "shell: true", cwd=project).text
+    assert "runs apply" in world.agc("run", "shell: echo more >>README", cwd=project).text
+
+
 def test_a_plain_directory_gets_its_files_back(world: World) -> None:
     project = world.project("plain", git=False)
     world.agc("run", "shell: echo more >>README; mkdir -p sub/deep; echo new >sub/deep/new", cwd=project)
