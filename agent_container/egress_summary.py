@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
-from agent_container.events import EgressDenied, EgressTripwire, Event
-from agent_container.records import Egress, HostCount, Refusal, Tripwire
+from agent_container.events import EgressDenied, EgressFinding, EgressTripwire, Event
+from agent_container.records import Egress, HostCount, Refusal, ScanFinding, Tripwire
 from agent_egress.kills import KIND, kill_words
 from agent_egress.receipts import ChainReport, parse_receipt
 
@@ -23,6 +23,7 @@ MAX_TRACKED = 5_000
 LEAST = 2
 OTHERS = "(others)"
 _ALARMS = frozenset({"tripwire", KIND})
+SCANNED = "dlp"
 MAX_CORE = 500
 """Receipts that may stand before the end of the core."""
 OWN_HOSTS = ".agent-container.invalid"
@@ -44,6 +45,8 @@ class _Counts:
     refusals: dict[tuple[str, int | None, str, str], list[int]] = field(default_factory=dict)
     """Rank, count."""
     tripwires: list[Tripwire] = field(default_factory=list)
+    findings: dict[tuple[str, str, str, str], int] = field(default_factory=dict)
+    """By host, direction, what and action."""
 
 
 def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None, hosts: Collection[str] = ()) -> Egress:
@@ -79,6 +82,10 @@ def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None, host
             for (host, port, rule, layer), (_, count) in refusals
         ),
         tripwires=tuple(counts.tripwires),
+        findings=tuple(
+            ScanFinding(host=host, direction=direction, what=what, action=action, count=count)
+            for (host, direction, what, action), count in sorted(counts.findings.items())[:MAX_REFUSALS]
+        ),
         chain_head=report.head if report and report.length else None,
         chain_length=report.length if report else 0,
         sealed=bool(report and report.sealed),
@@ -87,7 +94,7 @@ def summarise(lines: Iterable[bytes], *, report: ChainReport | None = None, host
 
 
 def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
-    """An event for every refusal and tripwire among the receipts, in their order."""
+    """An event for every refusal, tripwire and finding of the scanner among the receipts, in their order."""
     for receipt in _the_agents(filter(None, (parse_receipt(line.removesuffix(b"\n")) for line in lines))):
         if _is_own(receipt):
             continue
@@ -96,6 +103,10 @@ def egress_events(lines: Iterable[bytes]) -> Iterator[Event]:
         if refused is not None:
             host, port, rule, layer = refused
             yield EgressDenied(at=at, host=host, port=port, rule=rule, layer=layer, count=_number(receipt, "count", 1))
+        elif receipt["kind"] == SCANNED:
+            host, direction, what, action = _finding(receipt)
+            count = _number(receipt, "count", 1)
+            yield EgressFinding(at=at, host=host, direction=direction, what=what, action=action, count=count)
         elif receipt["kind"] in _ALARMS:
             wire = _tripwire(receipt)
             yield EgressTripwire(at=at, host=wire.host, detail=wire.detail)
@@ -147,6 +158,10 @@ def _count(counts: _Counts, receipt: Receipt) -> None:
         counts.lookups_denied += times
     elif kind == "drop":
         counts.dropped += times
+    elif kind == SCANNED:
+        found = _finding(receipt)
+        if found in counts.findings or len(counts.findings) < MAX_TRACKED:
+            counts.findings[found] = counts.findings.get(found, 0) + times
     elif kind == KIND or (kind == "tripwire" and len(counts.tripwires) < MAX_REFUSALS):
         counts.tripwires.append(_tripwire(receipt))
     refused = _refusal(receipt)
@@ -190,6 +205,12 @@ def _refusal(receipt: Receipt) -> tuple[str, int | None, str, str] | None:
     why = rule or _text(receipt, "reason") or _text(receipt, "why")
     host = _text(receipt, "host" if kind == "decision" else "name") or OTHERS
     return host, port if isinstance(port, int) else None, why, str(kind)
+
+
+def _finding(receipt: Receipt) -> tuple[str, str, str, str]:
+    coding = _text(receipt, "coding")
+    what = f"{_text(receipt, 'what')}{f' in {coding}' if coding else ''}"
+    return _text(receipt, "host"), _text(receipt, "direction"), what, _text(receipt, "action")
 
 
 def _tripwire(receipt: Receipt) -> Tripwire:

@@ -148,6 +148,31 @@ class EgressTripwire(_Event):
     detail: str = ""
 
 
+class EgressFinding(_Event):
+    """The body scanner found a key or a secret; never what it was of it."""
+
+    type: Literal["egress.dlp"] = "egress.dlp"
+    host: str = ""
+    direction: str = ""
+    """request or response."""
+    what: str = ""
+    action: str = ""
+    """block or log."""
+    count: int = 1
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        return finding_words(self.what, self.direction, self.host, self.action, self.count)
+
+
+def finding_words(what: str, direction: str, host: str, action: str, count: int) -> str:
+    """`aws-access-key in a request to api.example, blocked`."""
+    place = "the answer of" if direction == "response" else "a request to"
+    times = f" ({count} times)" if count > 1 else ""
+    return f"{what} in {place} {host}, {'blocked' if action == 'block' else 'noted'}{times}"
+
+
 class Evidence(_Event):
     """Something that could not be read; its bytes are in raw.jsonl."""
 
@@ -188,6 +213,7 @@ Event = Annotated[
     | AgentResult
     | EgressDenied
     | EgressTripwire
+    | EgressFinding
     | Evidence
     | RunNote
     | RunFinished,

@@ -139,6 +139,18 @@ class Tripwire(_Noun):
     detail: str = ""
 
 
+class ScanFinding(_Noun):
+    """A key or secret in a body, as the scanner names it; nothing of its text."""
+
+    host: str = ""
+    direction: str = ""
+    """request or response."""
+    what: str = ""
+    action: str = ""
+    """block or log."""
+    count: int = 1
+
+
 class Egress(_Noun):
     """What the receipts say, counted by the host."""
 
@@ -152,6 +164,8 @@ class Egress(_Noun):
     top_hosts: tuple[HostCount, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     tripwires: tuple[Tripwire, ...] = ()
+    findings: tuple[ScanFinding, ...] = ()
+    """What body scanning found."""
     chain_head: str | None = None
     chain_length: int = 0
     sealed: bool = False

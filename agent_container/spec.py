@@ -60,7 +60,6 @@ ALWAYS_PROTECTED = (".husky", ".vscode", ".idea", ".claude/settings*.json", SPEC
 """Read-only in a bound workspace whatever the spec says: the host runs or obeys these."""
 
 LATER = (
-    Later("egress.dlp", only=("off",)),
     Later("git"),
     Later("ssh_key"),
     Later("services"),
@@ -234,8 +233,9 @@ class Egress(_Part):
     """What happens to TLS with hosts without a credential: `splice` lets it pass unopened, `inspect` opens it."""
     tripwire: Literal["deny", "kill"] = "deny"
     """What a credential's placeholder that is seen elsewhere leads to: a refusal, or the session's end as well."""
-    dlp: Literal["off"] = "off"
-    """Scanning of bodies."""
+    dlp: Literal["enforce", "log", "off"] = "enforce"
+    """What a key in a body that is scanned leads to: at inspected hosts `enforce` refuses it, at hosts that hold a
+    credential it is noted; `log` notes it everywhere, `off` does not look for it. Telemetry, and no boundary."""
 
     @model_validator(mode="after")
     def _metadata_is_said_twice(self) -> Egress:

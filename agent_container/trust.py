@@ -154,6 +154,7 @@ def grants_of(
         *_workspace(spec),
         *_egress(spec.egress, (*spec.egress.allow, *spec.egress.inspect), "egress"),
         *_refusals(spec.egress),
+        *_scanning(spec.egress),
         *(grant for use in spec.credentials for grant in _credential(use)),
         *_texts(f"env {name}={_exact(value)}" for name, value in spec.env.items()),
         *_texts(f"file {_quoted(name)} sha256:{_sha256(body)}" for name, body in (files or {}).items()),
@@ -219,6 +220,13 @@ def _egress(egress: Egress, rules: Iterable[EgressRule], what: str) -> Iterable[
                 yield Grant(kind="restriction", text=f"{what} inspect {rule.host} port {port}: its TLS is opened")
         elif egress.tls == "inspect":
             yield from _texts(f"{what} splice {rule.host} port {port}: its TLS stays unopened" for port in rule.ports)
+
+
+def _scanning(egress: Egress) -> Iterable[Grant]:
+    if egress.dlp == "log":
+        yield from _texts(["egress dlp log: keys in bodies to inspected hosts are noted and pass"])
+    elif egress.dlp == "off":
+        yield from _texts(["egress dlp off: keys in bodies to inspected hosts are not looked for and pass"])
 
 
 def _refusals(egress: Egress) -> Iterable[Grant]:

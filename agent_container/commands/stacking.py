@@ -53,6 +53,7 @@ def plan_stack(
         ipv6=settings.network.ipv6,
         upstream_ca=resolved.upstream_ca,
         model=resolved.model_limits,
+        dlp=spec.egress.dlp,
     )
     memory = spec.memory != "none"
     return Stack(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from agent_container.workspace.mounts import HostPaths
 from agent_container.workspace.plan import WorkspacePlan, plan_workspace
 from agent_container.workspace.prepare import prepare_workspace, read_user_git, restore_home, write_files
 from agent_container.workspace.protected import protected_state
-from agent_egress.policy import Policy
+from agent_egress.fingerprints import KEY_BYTES, Fingerprint, fingerprint
+from agent_egress.policy import Policy, scans
 
 CHAIN_KEY_BYTES = 32
 SUBNET_ATTEMPTS = 6
@@ -111,6 +113,7 @@ def start_session(ctx: Context, start: Start) -> Opened:
             state=state,
             chain_key=_chain_key(ctx, start.session),
             credentials=decoys.credentials,
+            stored=stored_fingerprints(ctx, resolved),
             prepare=_preparation(ctx, start, placed, state, planned.workspace),
             deadline_s=deadline,
         )
@@ -146,6 +149,22 @@ def make_decoys(ctx: Context, resolved: Resolved) -> Decoys:
         secret = parse_credential(body, name=granted.name).secret.reveal()
         sealed.append(SealedCredential(name=granted.name, decoy=decoy, secret=secret))
     return Decoys(environment=tuple(environment), credentials=tuple(sealed))
+
+
+def stored_fingerprints(ctx: Context, resolved: Resolved) -> tuple[Fingerprint, ...]:
+    """What the body scanner is told of the store's other secrets; one that cannot be read is not looked for."""
+    if not scans(resolved.policy):
+        return ()
+    key = ctx.entropy(KEY_BYTES)
+    mine = {granted.name for granted in resolved.granted}
+    found = []
+    for name in ctx.store.credentials.names():
+        with contextlib.suppress(AgentContainerError):
+            body = ctx.store.credentials.load(name) if name not in mine else None
+            if body is not None:
+                secret = parse_credential(body, name=name).secret.reveal()
+                found.append(fingerprint(secret, name=name, role="stored", key=key))
+    return tuple(row for row in found if row is not None)
 
 
 def plan_session_workspace(ctx: Context, resolved: Resolved, session: str) -> WorkspacePlan:

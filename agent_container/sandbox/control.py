@@ -12,6 +12,7 @@ from typing import TypeGuard
 
 from agent_container.engine.protocol import Engine
 from agent_container.errors import SidecarError
+from agent_egress.fingerprints import Fingerprint
 from agent_egress.policy import Policy, PolicyError
 
 VERSION = 1
@@ -134,14 +135,22 @@ class SidecarControl:
             if _is_object(row) and isinstance(count := row.get("count"), int)
         )
 
-    def make_ready(self, *, core: int, deadline_s: float | None, credentials: Sequence[SealedCredential]) -> None:
+    def make_ready(
+        self,
+        *,
+        core: int,
+        deadline_s: float | None,
+        credentials: Sequence[SealedCredential],
+        stored: Sequence[Fingerprint] | None = None,
+    ) -> None:
         """The last words before an agent starts, in one exec: how many ways out were tried, when the sidecar is to cut
-        egress by itself, and the credentials. Each is said only when the one before was taken."""
+        egress by itself, and the credentials. Each is said only when the one before was taken. `stored` are
+        fingerprints of other secrets that are not to leave, None keeps those that are known."""
         requests: list[dict[str, object]] = [{"op": "posture", "core": core}]
         if deadline_s is not None:
             requests.append({"op": "deadline", "seconds": deadline_s})
-        if credentials:
-            requests.append(_credentials(credentials))
+        if credentials or stored:
+            requests.append(_credentials(credentials, stored))
         self._ask_all(requests)
 
     def cut(self) -> str:
@@ -186,9 +195,10 @@ class SidecarControl:
         return answers
 
 
-def _credentials(credentials: Sequence[SealedCredential]) -> dict[str, object]:
+def _credentials(credentials: Sequence[SealedCredential], stored: Sequence[Fingerprint] | None) -> dict[str, object]:
     rows = [{"name": c.name, "decoy": c.decoy, "secret": c.secret.decode("latin-1")} for c in credentials]
-    return {"op": "credential.put", "credentials": rows}
+    more = {} if stored is None else {"stored": [row.row() for row in stored]}
+    return {"op": "credential.put", "credentials": rows, **more}
 
 
 def _refusal(operation: str, error: object) -> SidecarError:

@@ -28,6 +28,7 @@ from agent_container.sandbox.proving import probe_core
 from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.stack import Container, Mount, Stack
 from agent_container.store import Store
+from agent_egress.fingerprints import Fingerprint
 
 OPEN_WAIT_S = 60.0
 """A part that ends while it starts is told at once; only a busy machine needs so long."""
@@ -43,6 +44,8 @@ class Opening:
     state: SessionState
     chain_key: bytes
     credentials: tuple[SealedCredential, ...]
+    stored: tuple[Fingerprint, ...]
+    """Of secrets that this session does not get: the body scanner looks for them."""
     prepare: Callable[[], WorkspaceUse]
     """Fills the workspace; runs while the sidecar starts, and has ended before the agent's container does."""
     deadline_s: float | None
@@ -77,7 +80,7 @@ def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Repo
         report(f"Tried {len(tried)} ways out; none is open")
         state = store.sessions.save(state.updated(workspace=preparing.result()))
     SidecarControl(engine, created.egress).make_ready(
-        core=len(tried), deadline_s=opening.deadline_s, credentials=opening.credentials
+        core=len(tried), deadline_s=opening.deadline_s, credentials=opening.credentials, stored=opening.stored
     )
     engine.start(created.agent)
     _check_joined(engine, created)

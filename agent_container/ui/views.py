@@ -16,6 +16,7 @@ from agent_container.events import (
     AgentSession,
     AgentThought,
     EgressDenied,
+    EgressFinding,
     EgressTripwire,
     Event,
     Evidence,
@@ -26,6 +27,7 @@ from agent_container.events import (
     ToolCall,
     ToolResult,
     Usage,
+    finding_words,
 )
 from agent_container.records import Outcome, RunRecord
 from agent_container.ui.clean import one_line
@@ -182,6 +184,8 @@ def event_line(event: Event) -> tuple[str, str, str] | None:  # noqa: PLR0912 - 
             return "egress", f"denied {_place(event.host, event.port)}{times} {event.rule}".rstrip(), WARN
         case EgressTripwire():
             return "TRIPWIRE", f"{event.host} {event.detail}", BAD
+        case EgressFinding():
+            return "DLP", event.words, BAD if event.action == "block" else WARN
         case Evidence():
             return "unread", f"{event.source} line {event.line}: {event.kind}", WARN
         case RunNote():
@@ -273,6 +277,8 @@ def _show_egress(ui: Ui, record: RunRecord) -> None:
         ui.table(("destination", "by", "rule", "times"), refused)
     for wire in egress.tripwires:
         ui.warn(f"TRIPWIRE {wire.host} {wire.detail}")
+    for row in egress.findings:
+        ui.warn(f"DLP: {finding_words(row.what, row.direction, row.host, row.action, row.count)}")
 
 
 def _place(host: str, port: int | None) -> str:

@@ -42,14 +42,14 @@ def _kind(names: str, literal: str, whole: str, back: int = 0) -> Kind:
 
 _WORD = "[A-Za-z0-9_-]"
 _START = f"(?<!{_WORD})"
-_GITHUB = "(gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59})"
 _ANTHROPIC = f"(sk-ant-[a-z]{{3,12}}[0-9]{{2}}-{_WORD}{{40,255}})"
 _OPENAI = f"(sk-(?:proj|svcacct|admin)-{_WORD}{{40,255}})"
 _SLACK = "xox[abeoprs]-(?:[0-9]-)?[0-9A-Za-z-]{20,255}"
 _ENDED = r"(?:\s|\\{1,2}[nr]){1,8}"
 KINDS = (
     _kind("aws-access-key", "IA", r"(?<![A-Z0-9])A[KS]IA[A-Z2-7]{16}(?![A-Z0-9])", back=2),
-    _kind("github-token", "gh", _GITHUB),
+    _kind("github-token", "gh", r"gh[pousr]_[A-Za-z0-9]{36,255}"),
+    _kind("github-token", "github_pat_", r"github_pat_[A-Za-z0-9]{22}_[A-Za-z0-9]{59}"),
     _kind("gitlab-token", "glpat-", f"glpat-{_WORD}{{20,255}}"),
     _kind("anthropic-key openai-key", "sk-", f"{_START}(?:{_ANTHROPIC}|{_OPENAI})"),
     # The older form holds base64 of "OpenAI" in its middle.

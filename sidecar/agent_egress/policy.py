@@ -51,6 +51,7 @@ __all__ = [
     "match_path",
     "path_is_plain",
     "refusal_words",
+    "scans",
 ]
 
 TLS_PORTS = frozenset({443, 8443})
@@ -291,6 +292,11 @@ def refusal_words(decision: Decision, host: str, port: int) -> str:
         entry = shown if port in DEFAULT_PORTS else f"{shown} --port {port}"
         words += f". Its user can allow it with: agent-container egress allow {entry}"
     return "".join(char if 0x20 <= ord(char) < 0x7F else "?" for char in words)
+
+
+def scans(policy: Policy) -> bool:
+    """Whether TLS of any host is opened, so that bodies are scanned."""
+    return bool(policy.credentials) or policy.tls == "inspect" or any(rule.inspects for rule in policy.rules)
 
 
 def deny_all(reason: str) -> Policy:

@@ -20,6 +20,7 @@ MAX_SEEN = 1000
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _HEX = b"0123456789abcdefABCDEF"
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
+_PRINTABLE = bytes(range(0x21, 0x7F))
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
@@ -97,9 +98,13 @@ class Patterns:
         first = size - len(_tail_run(text[-LOOKBACK:]))
         for anchor, rows in self._anchors.items():
             longest = max(row.length for row in rows)
-            at = text.find(anchor, max(0, size - longest + 1))
-            if 0 <= at < first and any(at + row.length > size for row in rows):
-                first = at
+            at = text.find(anchor, max(0, size - 2 * longest))
+            while 0 <= at < first:
+                # A secret has no blank in it; each escaped slash makes it one longer.
+                reach = at + longest + text.count(b"\\/", at)
+                if reach > size and not text[at:].translate(None, _PRINTABLE):
+                    first = at
+                at = text.find(anchor, at + 1)
             for length in range(1, ANCHOR):
                 if text.endswith(anchor[:length]):
                     first = min(first, size - length)

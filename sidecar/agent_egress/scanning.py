@@ -9,15 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from agent_egress import identity, probes
 from agent_egress.daemons import START_S, Fleet, PartError
 from agent_egress.fingerprints import FingerprintRefused, fingerprint, new_key, parse_rows
-from agent_egress.policy import Policy
+from agent_egress.policy import Policy, scans
 from agent_egress.wire import WireError
 
 NAME = "scan"
-
-
-def scans(policy: Policy) -> bool:
-    """Whether any request under this policy is opened, and so scanned."""
-    return bool(policy.credentials) or policy.tls == "inspect" or any(rule.inspects for rule in policy.rules)
 
 
 class Scanning:

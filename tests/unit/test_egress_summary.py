@@ -14,8 +14,8 @@ from agent_container.egress_summary import (
     killed_by,
     summarise,
 )
-from agent_container.events import EgressDenied, EgressTripwire
-from agent_container.records import Basis, HostCount, Outcome, Refusal
+from agent_container.events import EgressDenied, EgressFinding, EgressTripwire
+from agent_container.records import Basis, HostCount, Outcome, Refusal, ScanFinding
 from agent_container.sandbox.recording import within_budget
 from agent_container.sandbox.turn import TurnEnd, ended_by
 from agent_egress.receipts import verify_chain
@@ -195,6 +195,26 @@ def test_the_sidecars_health_words_end_a_turn() -> None:
         Outcome.BUDGET, "limits.model_requests: all 5 requests are used"
     )
     assert ended_by("") is None and ended_by("fine") is None
+
+
+def test_findings_of_the_body_scanner_are_counted_and_told() -> None:
+    place = {"kind": "dlp", "host": "seen.test", "port": 443, "what": "aws-access-key"}
+    rows = [
+        {**place, "action": "block", "direction": "request", "coding": "base64", "count": 2},
+        {**place, "action": "block", "direction": "request", "coding": "base64", "count": 1},
+        {**place, "action": "log", "direction": "response", "what": "credential demo", "count": 1},
+    ]
+    lines = chain_of(rows)
+    assert summarise(lines).findings == (
+        ScanFinding(host="seen.test", direction="request", what="aws-access-key in base64", action="block", count=3),
+        ScanFinding(host="seen.test", direction="response", what="credential demo", action="log", count=1),
+    )
+    events = [event for event in egress_events(lines) if isinstance(event, EgressFinding)]
+    assert [event.words for event in events] == [
+        "aws-access-key in base64 in a request to seen.test, blocked (2 times)",
+        "aws-access-key in base64 in a request to seen.test, blocked",
+        "credential demo in the answer of seen.test, noted",
+    ]
 
 
 OWN_TRIES = [

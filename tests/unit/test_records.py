@@ -123,7 +123,7 @@ class TestEvents:
         required = {"run": "r", "agent": "a", "text": "t", "name": "n", "tool": "t", "message": "m", "ok": True}
         required |= {"host": "h", "source": "s", "line": 1, "kind": "k", "size": 2, "outcome": "o"}
         kinds = self.every_kind()
-        assert len(kinds) == 16
+        assert len(kinds) == 17
         for kind in kinds:
             fields = kind.model_fields  # type: ignore[attr-defined]
             event = kind(at=datetime.now(UTC), **{key: value for key, value in required.items() if key in fields})

@@ -336,6 +336,8 @@ REFUSED = {
     ),
     "a killed URL": ("egress: {kill: ['https://a.test/']}", 1, "egress.kill[0]", "write a.test"),
     "a tripwire that is off": ("egress: {tripwire: off}", 1, "egress.tripwire", "for text, quote it"),
+    "scanning in another way": ("egress: {dlp: maybe}", 1, "egress.dlp", "expected enforce, log or off"),
+    "scanning that is off without quotes": ("egress: {dlp: off}", 1, "egress.dlp", "for text, quote it"),
     "metadata to inspect": ("egress:\n  inspect: [169.254.169.254]", 1, "egress", "allow_metadata"),
     "a country's companies": ("egress:\n  allow:\n  - ok.test\n  - '*.co.uk'", 4, "egress.allow[1]", "below co.uk"),
     "a suffix that only the list knows": (
@@ -348,7 +350,6 @@ REFUSED = {
     "a suffix in another script": ("egress: {allow: ['*.公司.cn']}", 1, "egress.allow[0]", "below xn--55qx5d.cn"),
     "an own agent's suffix": ("agent: {command: [x], hosts: ['*.co.jp']}", 1, "agent.hosts[0]", "below co.jp"),
     # what this version does not do
-    "scanning bodies": ("egress: {dlp: enforce}", 1, "egress.dlp", "not supported by this version"),
     "git rules": ("git: [{repo: x}]", 1, "git", "not supported by this version"),
     "an ssh key": ("ssh_key: true", 1, "ssh_key", "not supported by this version"),
     "services": ("services: {db: {image: x}}", 1, "services", "not supported by this version"),

@@ -50,6 +50,8 @@ WIDENS = {
         "- egress kill trap.test: contact ends the session",
     ),
     "a placeholder elsewhere is only refused": ("tripwire: kill", "tripwire: deny", "- egress tripwire kill"),
+    "keys that pass": ("tripwire: kill", "tripwire: kill, dlp: log", "+ egress dlp log: keys in bodies to inspected"),
+    "keys that nobody looks for": ("tripwire: kill", 'tripwire: kill, dlp: "off"', "+ egress dlp off: keys in bodies"),
     "a protected path less": ("protect: [ci]", "protect: []", "- workspace protect ci"),
     "a hidden path less": ("hide: [.env]", "hide: []", "- workspace hide .env"),
     "a bound workspace": (
@@ -113,6 +115,7 @@ NARROWS = {
     "another deny": ("[ads.test]", "[ads.test, b.test]"),
     "a host that is opened": ("[a.test]", "[{host: a.test, tls: inspect}]"),
     "all hosts that are opened": ("tripwire: kill", "tripwire: kill, tls: inspect"),
+    "scanning said as it is": ("tripwire: kill", "tripwire: kill, dlp: enforce"),
     "another kill": ("kill: [trap.test]", "kill: [trap.test, b.test]"),
     "a deny that is a kill": (
         "deny: [ads.test], inspect: [seen.test], kill: [",
