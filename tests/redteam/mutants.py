@@ -209,4 +209,28 @@ MUTANTS: tuple[Mutant, ...] = (
     _squid("upgrades are not forwarded", "http_upgrade_request_protocols websocket allow all", "", "control_websocket"),
     _squid("IPv6 is not intercepted", "https_port [::1]:3130", "#", "control_transparent_https6"),
     _squid("the tunnel is not remembered", "%note{clt_conn_tag}", "%note{nothing_}", "control_injection"),
+    # --- the body scanner: telemetry, but what it says it does it must do ---
+    _squid(
+        "requests are not scanned",
+        "adaptation_access scan_request allow scan",
+        "# ",
+        "body_with_a_key",
+        "body_with_the_placeholder",
+    ),
+    _squid("answers are not scanned", "adaptation_access scan_answer allow scan\n", "", "answer_with_the_secret"),
+    _nft(
+        "the scanner talks to anybody",
+        _PRIVATE,
+        _PRIVATE.replace(", 3133", ""),
+        "talk_to_the_scanner",
+        "private_ports",
+    ),
+    Mutant(
+        "scanning only notes keys",
+        ("body_with_a_key",),
+        file="session.json",
+        old='"enforce"',
+        new='"log"',
+        still=("body_with_the_placeholder", "answer_with_the_secret"),
+    ),
 )

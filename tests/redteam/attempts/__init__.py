@@ -9,7 +9,7 @@ is allowed by nothing. What leaves unseen from here is judged on the world's sid
 
 from __future__ import annotations
 
-from . import budget, controls, credential, ending, names, proxy, standing, straight
+from . import bodies, budget, controls, credential, ending, names, proxy, standing, straight
 from .tools import (
     ATTEMPTS,
     DECOY,
@@ -27,5 +27,5 @@ __all__ = ["ATTEMPTS", "DECOY", "METADATA", "METERED_BYTES", "METERED_DECOY", "M
 __all__ += ["OK4", "OK6", "PRIVATE", "SECRETS"]
 __all__ += [
     module.__name__.rpartition(".")[2]
-    for module in (budget, controls, credential, ending, names, proxy, standing, straight)
+    for module in (bodies, budget, controls, credential, ending, names, proxy, standing, straight)
 ]
