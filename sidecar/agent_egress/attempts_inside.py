@@ -22,6 +22,7 @@ PRIVATE_PORTS = (
     identity.CANARY_PORT,
     identity.ACCESS_PORT,
     identity.SCAN_PORT,
+    identity.SCAN_PORT,
     identity.UNBOUND_PORT,
 )
 NFT = "/usr/sbin/nft"
