@@ -21,11 +21,13 @@ class Interface:
     kind: str
     ready: str
     """Shown once it takes a prompt."""
+    settings: str
+    """A directory in HOME in which it must find some."""
 
 
 INTERFACES = {
-    "claude": Interface("claude", "anthropic", "bypass permissions on"),
-    "codex": Interface("codex", "openai", "OpenAI Codex"),
+    "claude": Interface("claude", "anthropic", "bypass permissions on", ".claude"),
+    "codex": Interface("codex", "openai", "OpenAI Codex", ".codex"),
 }
 QUESTIONS = ("trust", "log in", "Log in", "Sign in", "API key", "theme", "Update available", "Bypass Permissions")
 
@@ -76,3 +78,21 @@ def test_prompt_tool_call_lost_terminal_rejoin_quit(world: World, project: Path,
         screen.quiet()
         screen.type("\r")
         assert screen.ended() == 0
+
+
+def test_a_home_that_an_agent_spoilt_is_put_in_order_and_said(
+    world: World, project: Path, interface: Interface
+) -> None:
+    spoil = f"rm -rf ~/{interface.settings} && ln -s /workspace ~/{interface.settings}"  # written through otherwise
+    world.agc("up", cwd=project)
+    world.agc("exec", "/bin/sh", "-c", spoil, cwd=project)
+    said = world.agc("redeploy", cwd=project).text
+    top = interface.settings
+    assert f"what stood at {top} (link) was in the way and is now {top}.set-aside-" in said
+    file = {"claude": "settings.json", "codex": "config.toml"}[interface.agent]
+    world.agc("exec", "/usr/bin/test", "-f", f"/home/agent/{top}/{file}", cwd=project)
+    world.agc("exec", "/usr/bin/test", "-e", f"/workspace/{file}", cwd=project, code=1)
+    with at_screen(world, "attach", cwd=project) as screen:
+        screen.until(interface.ready)
+        assert not [question for question in QUESTIONS if question in screen.text], screen.text
+        screen.hang_up()
