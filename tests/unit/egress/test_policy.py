@@ -1,4 +1,5 @@
-"""The decision table: one row a sentence. A bug found adds a row. Below it, what holds for every input."""
+"""Decisions one sentence a row, with their reasons; and what no policy or pattern may be. The decision itself as one
+table is `test_policy_table`; what holds for every input, `test_policy_properties`."""
 
 from __future__ import annotations
 
@@ -7,10 +8,9 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent_egress import floors
+from agent_egress.names import literal_address
 from agent_egress.paths import template_is_valid
 from agent_egress.policy import (
     NameRefused,
@@ -18,14 +18,12 @@ from agent_egress.policy import (
     PolicyError,
     Rule,
     bindings_for,
-    canonical_name,
     canonical_pattern,
     decide_address,
     decide_lookup,
     decide_name,
     decide_request,
     deny_all,
-    literal_address,
     match_path,
     path_is_plain,
     refusal_words,
@@ -618,101 +616,6 @@ def test_encoding_is_the_same_for_every_order_and_reads_back() -> None:
     assert again.digest == policy(*rules, credentials=[binding()], own=["198.51.100.1"]).digest
     assert again.digest.startswith("sha256:") and again.short_digest in again.digest
     assert again.digest != policy(*rules, own=["198.51.100.1"]).digest
-
-
-# What holds for every input.
-
-# Few labels, so that rules and hosts meet often.
-HOST_NAMES = st.lists(st.sampled_from(["a", "b", "x1"]), min_size=1, max_size=3).map(
-    lambda found: ".".join(found) + ".test"
-)
-LISTED = st.sampled_from([row[2] for row in NAMES])
-WEIRD = st.one_of(st.text(max_size=300), HOST_NAMES, st.ip_addresses().map(str), LISTED)
-PORTS = st.sampled_from([443, 80, 22, 8443, 0, -1, 70000])
-RULES = st.lists(
-    st.one_of(
-        HOST_NAMES.map(allow),
-        HOST_NAMES.map(deny),
-        HOST_NAMES.map(lambda host: allow("*." + host)),
-        HOST_NAMES.map(lambda host: deny("*." + host)),
-    ),
-    max_size=6,
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(WEIRD, PORTS, st.text(max_size=60))
-def test_no_input_raises_and_an_unlisted_host_is_never_allowed(host: str, port: int, other: str) -> None:
-    for policy_ in (EMPTY, BROKEN):
-        assert not decide_name(policy_, host, port).allowed
-        assert not decide_lookup(policy_, host, other).allowed
-        assert not decide_address(policy_, host, other, port).allowed
-        assert not decide_request(
-            policy_, host=host, port=port, method=other, raw_path=other, scheme=other, tunnelled=True
-        ).allowed
-    decision = decide_name(PLAIN, host, port)
-    if decision.allowed:
-        assert canonical_name(host) in {"ok.test", "db.test", "git.test"} or canonical_name(host).endswith(".wild.test")
-    path_is_plain(other)
-    match_path("/a/**", other)
-
-
-@settings(max_examples=60, deadline=None)
-@given(RULES, HOST_NAMES, PORTS, st.randoms(use_true_random=False))
-def test_order_never_matters(rules: list[Json], host: str, port: int, shuffle: random.Random) -> None:
-    before = decide_name(policy(*rules), host, port)
-    shuffled = list(rules)
-    shuffle.shuffle(shuffled)
-    assert decide_name(policy(*shuffled), host, port) == before
-
-
-@settings(max_examples=60, deadline=None)
-@given(RULES, HOST_NAMES, st.booleans())
-def test_deny_always_wins(rules: list[Json], host: str, wildcard: bool) -> None:
-    sub = f"x.{host}" if wildcard else host
-    pattern = f"*.{host}" if wildcard else host
-    both = policy(*rules, allow(sub), deny(pattern))
-    for spelling in (sub, sub.upper(), sub + "."):
-        assert not decide_name(both, spelling, 443).allowed
-        assert not decide_lookup(both, spelling).allowed
-
-
-@settings(max_examples=60, deadline=None)
-@given(RULES, RULES, HOST_NAMES, PORTS)
-def test_more_denies_never_allow_more_and_more_allows_never_deny(
-    rules: list[Json], more: list[Json], host: str, port: int
-) -> None:
-    before = decide_name(policy(*rules), host, port).allowed
-    if before:
-        assert decide_name(policy(*rules, *(row for row in more if row["action"] == "allow")), host, port).allowed
-    else:
-        assert not decide_name(policy(*rules, *(row for row in more if row["action"] == "deny")), host, port).allowed
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.ip_addresses())
-def test_no_address_of_the_floor_is_reached_by_a_name_without_addresses(address: object) -> None:
-    decision = decide_address(PLAIN, "ok.test", str(address), 443)
-    found = literal_address(str(address))
-    assert decision.allowed == (found is not None and not floors.in_floor(found))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.text(max_size=80))
-def test_a_canonical_pattern_is_its_own_canonical_form_and_one_plain_word(text: str) -> None:
-    try:
-        pattern = canonical_pattern(text)
-    except NameRefused:
-        return
-    assert canonical_pattern(pattern) == pattern
-    assert pattern.isascii() and pattern.isprintable() and not set(pattern) & set(" \t\n\"'#;\\$(){}<>")
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.binary(max_size=200))
-def test_parsing_raises_policy_errors_alone(data: bytes) -> None:
-    with pytest.raises(PolicyError):
-        Policy.parse(b"\0" + data)
 
 
 def test_a_policy_made_by_hand_with_nonsense_denies_and_does_not_raise() -> None:
