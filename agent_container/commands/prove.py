@@ -19,10 +19,10 @@ from agent_container.commands.sandboxes import Sandbox, sandbox_named
 from agent_container.engine.posture import hardening_faults
 from agent_container.engine.protocol import ContainerState
 from agent_container.errors import NotRunning
-from agent_container.sandbox.proving import Tried, neighbours, probe_twin
+from agent_container.sandbox.proving import Tried, killed, neighbours, probe_twin
 from agent_container.stack import LABEL
 from agent_container.stack_sidecar import CAPABILITIES
-from agent_egress.attempts_outward import DISCARD, REFUSED_HOST, TARGET4
+from agent_egress.attempts_outward import AIMED_AT, DISCARD, REFUSED_HOST
 from agent_egress.attempts_proxy import PORTS, PROXIED
 from agent_egress.policy import Policy, decide_name
 from agent_egress.prober import Facts
@@ -69,6 +69,10 @@ def prove(ctx: Context, *, run: str | None) -> Proof:
     held = sandbox.control.policy()
     status = sandbox.control.status()
     facts = _facts(egress, held.policy)
+    before = max(
+        (_seq(row) for row in read_log(ctx, run=sandbox.state.id, wanted=Wanted(), last=1, follow=False)), default=0
+    )
+    near = next((host for host in facts.neighbours if host not in facts.kills), None)
     ctx.report("Looked at both containers")
     labels = ((f"{LABEL}.session", sandbox.state.id), (f"{LABEL}.project", sandbox.state.project_id))
     tried = probe_twin(
@@ -78,7 +82,7 @@ def prove(ctx: Context, *, run: str | None) -> Proof:
     rows = (
         *(_tried(one) for one in tried),
         *_host_rows(ctx, sandbox, egress, agent, status),
-        *_receipt_rows(ctx, sandbox, next(iter(facts.neighbours), TARGET4)),
+        *_receipt_rows(ctx, sandbox, after=before, near=near),
     )
     proof = Proof(
         session=sandbox.state.id,
@@ -118,14 +122,16 @@ def _containers(ctx: Context, sandbox: Sandbox) -> tuple[ContainerState, Contain
 def _facts(egress: ContainerState, policy: Policy) -> Facts:
     networks: Mapping[str, Any] = _section(egress.raw, "NetworkSettings").get("Networks") or {}
     gateways = tuple(str(row["Gateway"]) for row in networks.values() if row.get("Gateway"))
-    out = tuple(host for host in (*PROXIED, *gateways) if any(_would_matter(policy, host, port) for port in PORTS))
-    return Facts(gateways=gateways, neighbours=neighbours(egress.raw), leave_out=out)
-
-
-def _would_matter(policy: Policy, host: str, port: int) -> bool:
-    """Whether asking for it would reach something real, or end the session."""
-    decision = decide_name(policy, host, port)
-    return decision.allowed or decision.action == "kill"
+    near = neighbours(egress.raw)
+    out = tuple(
+        host for host in (*PROXIED, *gateways) if any(decide_name(policy, host, port).allowed for port in PORTS)
+    )
+    return Facts(
+        gateways=gateways,
+        neighbours=near,
+        kills=killed(policy, (*AIMED_AT, *PROXIED, *gateways, *near)),
+        leave_out=out,
+    )
 
 
 def _tried(one: Tried) -> Seen:
@@ -189,26 +195,31 @@ def _no_secret(ctx: Context, sandbox: Sandbox, *states: ContainerState) -> tuple
     return True, f"{count} secrets looked for"
 
 
-def _receipt_rows(ctx: Context, sandbox: Sandbox, target: str) -> Iterator[Seen]:
-    """What was refused must stand in the receipts: a packet that left unseen would be missing here."""
-    wanted = {
-        "seen_tcp": ("the kernel counted the TCP packet that it refused", ("drop", target, "tcp", DISCARD)),
-        "seen_udp": ("the kernel counted the UDP packet that it refused", ("drop", target, "udp", DISCARD)),
-        "seen_quic": ("the kernel counted the QUIC packet that it refused", ("drop", target, "udp", 443)),
+def _receipt_rows(ctx: Context, sandbox: Sandbox, *, after: int, near: str | None) -> Iterator[Seen]:
+    """What was refused must stand in the receipts: a packet that left unseen would be missing here. `near` is an
+    address to which there is a way; None where contact with each of them ends the session."""
+    wanted: dict[str, tuple[str, tuple[object, ...]]] = {
         "seen_request": ("the refused request has its receipt", ("decision", REFUSED_HOST, "deny", 80)),
         "seen_lookup": ("the refused lookup has its receipt", ("lookup", REFUSED_HOST, "deny", None)),
     }
+    for name, proto, port in (("tcp", "tcp", DISCARD), ("udp", "udp", DISCARD), ("quic", "udp", 443)) if near else ():
+        words = f"the kernel counted the {name.upper()} packet that it refused"
+        wanted[f"seen_{name}"] = (words, ("drop", near, proto, port))
     until = time.monotonic() + RECEIPTS_WAIT_S
-    found: set[tuple[object, ...]] = set()
     while True:
         rows = read_log(ctx, run=sandbox.state.id, wanted=Wanted(), last=LAST, follow=False)
-        found |= {_key(receipt) for receipt in rows}
+        found = {_key(receipt) for receipt in rows if _seq(receipt) > after}
         missing = {name for name, (_, key) in wanted.items() if key not in found}
         if not missing or time.monotonic() > until:
             break
         time.sleep(0.5)
     for name, (what, _) in wanted.items():
-        yield Seen("host", "receipts", name, what, name not in missing, "" if name not in missing else "there is none")
+        yield Seen("host", "receipts", name, what, name not in missing, "there is none" if name in missing else "")
+
+
+def _seq(receipt: Receipt) -> int:
+    seq = receipt.get("seq")
+    return seq if isinstance(seq, int) else 0
 
 
 def _key(receipt: Receipt) -> tuple[object, ...]:

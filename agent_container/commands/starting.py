@@ -113,6 +113,7 @@ def start_session(ctx: Context, start: Start) -> Opened:
             state=state,
             chain_key=_chain_key(ctx, start.session),
             credentials=decoys.credentials,
+            policy=resolved.policy,
             stored=stored_fingerprints(ctx, resolved),
             prepare=_preparation(ctx, start, placed, state, planned.workspace),
             deadline_s=deadline,

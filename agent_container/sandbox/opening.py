@@ -29,6 +29,7 @@ from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.stack import Container, Mount, Stack
 from agent_container.store import Store
 from agent_egress.fingerprints import Fingerprint
+from agent_egress.policy import Policy
 
 OPEN_WAIT_S = 60.0
 """A part that ends while it starts is told at once; only a busy machine needs so long."""
@@ -44,6 +45,8 @@ class Opening:
     state: SessionState
     chain_key: bytes
     credentials: tuple[SealedCredential, ...]
+    policy: Policy
+    """The one that the sidecar starts with."""
     stored: tuple[Fingerprint, ...]
     """Of secrets that this session does not get: the body scanner looks for them."""
     prepare: Callable[[], WorkspaceUse]
@@ -76,7 +79,7 @@ def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Repo
         ready = _start_sidecar(engine, created.egress, opening)
         state = store.sessions.save(state.updated(phase=Phase.OPENED, policy_digest=ready.policy_digest))
         report("Started the egress sidecar; its rules are loaded and verified")
-        tried = probe_core(engine, created.egress, user=stack.agent.user)
+        tried = probe_core(engine, created.egress, user=stack.agent.user, policy=opening.policy)
         report(f"Tried {len(tried)} ways out; none is open")
         state = store.sessions.save(state.updated(workspace=preparing.result()))
     SidecarControl(engine, created.egress).make_ready(

@@ -6,13 +6,15 @@ agent lives in, and for the battery in a twin of its container.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from ipaddress import ip_interface
 from typing import Any
 
 from agent_container.engine.protocol import Engine, ExecResult, Once
 from agent_container.errors import SidecarError
+from agent_egress.attempts_outward import AIMED_AT, DISCARD
+from agent_egress.policy import Policy, decide_name
 from agent_egress.prober import Facts
 
 PROBER = ("/usr/bin/python3", "-I", "-m", "agent_egress.battery")
@@ -32,10 +34,11 @@ class Tried:
     seconds: float
 
 
-def probe_core(engine: Engine, egress: str, *, user: str) -> tuple[Tried, ...]:
+def probe_core(engine: Engine, egress: str, *, user: str, policy: Policy) -> tuple[Tried, ...]:
     """The core, beside the sidecar's daemons. Raises SidecarError when one got through, or none could be made."""
     state = engine.inspect(egress)
-    facts = Facts(neighbours=neighbours(state.raw)) if state is not None else Facts()
+    near = neighbours(state.raw) if state is not None else ()
+    facts = Facts(neighbours=near, kills=killed(policy, (*AIMED_AT, *near)))
     line = json.dumps(asdict(facts)).encode() + b"\n"
     done = engine.exec(egress, (*PROBER, "--core"), stdin=line, user=user, timeout_s=CORE_TIMEOUT_S)
     tried = _parse(done)
@@ -48,6 +51,11 @@ def probe_core(engine: Engine, egress: str, *, user: str) -> tuple[Tried, ...]:
             hint="this is a hole, or a change to the rules: SECURITY.md says where to report it",
         )
     return tried
+
+
+def killed(policy: Policy, hosts: Iterable[str]) -> tuple[str, ...]:
+    """Those of the hosts whose contact ends the session, on whatever port."""
+    return tuple(host for host in hosts if decide_name(policy, host, DISCARD).action == "kill")
 
 
 def neighbours(raw: Mapping[str, Any]) -> tuple[str, ...]:

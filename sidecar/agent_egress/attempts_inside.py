@@ -187,7 +187,7 @@ def raw_sockets(_: Facts) -> str:
 
 
 @attempt("identity")
-def socket_options(_: Facts) -> str:
+def socket_options(facts: Facts) -> str:
     """Marks, transparent sockets, another device."""
     for level, option, family in (
         (socket.SOL_SOCKET, SO_MARK, socket.AF_INET),
@@ -200,7 +200,7 @@ def socket_options(_: Facts) -> str:
     with contextlib.suppress(OSError), socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, SO_BINDTODEVICE, b"eth0\0")
         sock.settimeout(2)
-        sock.connect((TARGET4, 9))
+        sock.connect((facts.spare((TARGET4,))[0], 9))
         return "a connection, bound to the device"
     raise Refused("not permitted, or refused all the same")
 

@@ -14,12 +14,16 @@ TARGET4 = "198.51.100.254"
 """A documentation address (RFC 5737), which is nobody's: what gets through goes nowhere."""
 DISCARD = 9
 TARGET6 = "2001:db8:ffff::fe"
+NAT64 = "64:ff9b::c633:64fe"
+NEIGHBOURS6 = "ff02::1"
 REFUSED_HOST = "prove.agent-container.invalid"
 METADATA4 = ("169.254.169.254", "168.63.129.16", "100.100.100.200", "192.0.0.192")
 METADATA6 = "fd00:ec2::254"
 PRIVATE4 = ("10.0.0.1", "172.16.0.1", "192.168.0.1", "100.64.0.1", "198.18.0.1")
 TIMEOUT_S = 3.0
 """The kernel refuses at once; this long means that a packet left."""
+AIMED_AT = (TARGET4, TARGET6, NAT64, NEIGHBOURS6, *METADATA4, METADATA6, *PRIVATE4)
+"""Every address that packets are sent to, besides those that the host names."""
 A, NS, TXT, AAAA, HTTPS, ANY = 1, 2, 16, 28, 65, 255
 
 
@@ -69,7 +73,7 @@ def _connecting(addresses: tuple[str, ...], ports: tuple[int, ...]) -> Iterator[
 def _targets(facts: Facts, usual: str) -> tuple[str, ...]:
     """Neighbours first: the way to them is there on every network."""
     family = ":" in usual
-    return (*(address for address in facts.neighbours if (":" in address) is family), usual)
+    return facts.spare((*(address for address in facts.neighbours if (":" in address) is family), usual))
 
 
 def _sending(addresses: tuple[str, ...], port: int, **how: int) -> Iterator[str]:
@@ -128,39 +132,39 @@ def mptcp(facts: Facts) -> str:
 
 
 @attempt("raw")
-def ping(_: Facts) -> str:
+def ping(facts: Facts) -> str:
     """An echo request."""
     body = struct.pack("!BBHHH", 8, 0, 0xF7FD, 1, 1)
     for style in (socket.SOCK_DGRAM, socket.SOCK_RAW):
         with contextlib.suppress(PermissionError), socket.socket(socket.AF_INET, style, socket.IPPROTO_ICMP) as sock:
             sock.settimeout(TIMEOUT_S)
-            sock.sendto(body, (TARGET4, 0))
+            sock.sendto(body, (_targets(facts, TARGET4)[0], 0))
             return "an echo request was taken by the kernel"
     raise Refused("no socket for it")
 
 
 @attempt("raw")
-def metadata(_: Facts) -> str:
+def metadata(facts: Facts) -> str:
     """Cloud metadata, each of its addresses."""
-    return each(_connecting(METADATA4, (8080,)))
+    return each(_connecting(facts.spare(METADATA4), (8080,)))
 
 
 @attempt("raw")
-def private_networks(_: Facts) -> str:
+def private_networks(facts: Facts) -> str:
     """Private networks."""
-    return each(_connecting(PRIVATE4, (22, 5432)))
+    return each(_connecting(facts.spare(PRIVATE4), (22, 5432)))
 
 
 @attempt("raw")
 def gateway(facts: Facts) -> str:
     """The gateway, which is this machine."""
-    return each(_connecting(facts.gateways, (22, 2375, 2376, 8080)))
+    return each(_connecting(facts.spare(facts.gateways) if facts.gateways else (), (22, 2375, 2376, 8080)))
 
 
 @attempt("raw")
 def resolver_other_port(facts: Facts) -> str:
     """The resolvers, another port than DNS."""
-    return each(_connecting(facts.resolvers, (853, 22)))
+    return each(_connecting(facts.spare(facts.resolvers) if facts.resolvers else (), (853, 22)))
 
 
 # --- IPv6 ---
@@ -179,15 +183,15 @@ def udp6_address(facts: Facts) -> str:
 
 
 @attempt("ipv6")
-def metadata6(_: Facts) -> str:
+def metadata6(facts: Facts) -> str:
     """Cloud metadata."""
-    return connects(METADATA6, 8080)
+    return each(_connecting(facts.spare((METADATA6,)), (8080,)))
 
 
 @attempt("ipv6")
-def multicast6(_: Facts) -> str:
+def multicast6(facts: Facts) -> str:
     """Every neighbour, by multicast."""
-    return sends("ff02::1", 5353)
+    return each(_sending(facts.spare((NEIGHBOURS6,)), 5353))
 
 
 @attempt("ipv6")
@@ -197,9 +201,9 @@ def mapped6(facts: Facts) -> str:
 
 
 @attempt("ipv6")
-def nat64(_: Facts) -> str:
+def nat64(facts: Facts) -> str:
     """An IPv4 address through NAT64."""
-    return connects("64:ff9b::c633:64fe", 9)
+    return each(_connecting(facts.spare((NAT64,)), (DISCARD,)))
 
 
 # --- DNS ---

@@ -49,7 +49,7 @@ def get(url: str) -> str:
 
 def _getting(facts: Facts, hosts: tuple[str, ...], *ports: int, path: str = "/") -> Iterator[str]:
     for host in hosts:
-        if host in facts.leave_out:
+        if host in facts.leave_out or host in facts.kills:
             continue
         shown = f"[{host}]" if ":" in host else host
         for url in (f"http://{shown}:{port}{path}" for port in ports):
@@ -125,7 +125,7 @@ def intercepted_http(facts: Facts) -> str:
     """Plain http to the address of nobody, unasked."""
     if TARGET4 in facts.leave_out:
         raise Refused("left out: this sandbox's policy names it")
-    with tcp(next(iter(facts.neighbours), TARGET4), 80) as sock:
+    with tcp(facts.spare((*facts.neighbours, TARGET4))[0], 80) as sock:
         sock.sendall(f"GET / HTTP/1.1\r\nHost: {REFUSED_HOST}\r\nConnection: close\r\n\r\n".encode())
         line = sock.recv(4096).split(b"\r\n", 1)[0]
     words = line.split(b" ")

@@ -22,8 +22,10 @@ class Facts:
     neighbours: tuple[str, ...] = ()
     """Addresses on the sidecar's own networks, where nobody is: what gets through goes there even from a network
     without a way out."""
+    kills: tuple[str, ...] = ()
+    """Hosts whose contact would end the session, by the user's own rule: they are left alone."""
     leave_out: tuple[str, ...] = ()
-    """Hosts that this sandbox's own policy allows, or whose contact would end it: they are not asked for."""
+    """Hosts that this sandbox's own policy allows: the proxy is not asked for them."""
 
     @classmethod
     def parse(cls, text: str) -> Facts:
@@ -32,6 +34,13 @@ class Facts:
         if not isinstance(document, dict):
             raise TypeError("expected an object")
         return cls(**{str(name): tuple(map(str, values)) for name, values in document.items()})
+
+    def spare(self, hosts: Iterable[str]) -> tuple[str, ...]:
+        """Those of the hosts that may be contacted. Raises Refused when there is none."""
+        left = tuple(host for host in hosts if host not in self.kills)
+        if not left:
+            raise Refused("left out: a kill rule is over it")
+        return left
 
 
 class Refused(Exception):

@@ -4,6 +4,7 @@ other secrets come as such. What is scanned, the policy says; what a finding mea
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent_egress import identity, probes
@@ -24,6 +25,7 @@ class Scanning:
         self._policy = Policy(rules=())
         self._credentials: Sequence[object] = ()
         self._stored: Sequence[object] = ()
+        self._held: socket.socket | None = None
 
     @property
     def started(self) -> bool:
@@ -32,8 +34,12 @@ class Scanning:
 
     def start(self, policy: Policy) -> None:
         """Starts it, if the policy needs one; `follow` waits for it."""
-        if scans(policy) and not self.started:
+        if self.started:
+            return
+        if scans(policy):
             self._fleet.start(NAME)
+        else:
+            self._hold_port()
 
     async def follow(self, policy: Policy) -> None:
         """Before a policy is in force: a scanner that knows it. Raises: PartError."""
@@ -41,9 +47,25 @@ class Scanning:
         if not scans(policy):
             return
         if not self.started:
+            self._release_port()
             self._fleet.start(NAME)
         await self._fleet.ready(NAME, timeout_s=START_S)
         await self.arm()
+
+    def _hold_port(self) -> None:
+        """While nobody scans, nobody else sits on the scanner's port either: a policy that scans must find it free."""
+        held = socket.socket()
+        try:
+            held.bind((identity.LOOPBACK4, identity.SCAN_PORT))
+        except OSError as error:
+            held.close()
+            raise PartError(NAME, f"port {identity.SCAN_PORT} is taken: {error}") from error
+        self._held = held
+
+    def _release_port(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
     async def learn(self, credentials: Sequence[object] | None = None, stored: object = None) -> None:
         """The session's credentials as they were put, or fingerprints of other secrets. Raises: PartError."""

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from agent_egress import battery, prober
 from tests.support.world import DEMO, World, copied_tree, docker
 
-SPEC = DEMO + "egress: {allow: [api.acme.test], kill: [169.254.0.0/16]}\n"
+SPEC = DEMO + "egress: {allow: [api.acme.test], kill: [169.254.0.0/16, 10.0.0.0/8, canary.acme.test]}\n"
 ASKED_FOR = [one.name for one in prober.ATTEMPTS]
 CORE = [one.name for one in prober.ATTEMPTS if one.core]
 
