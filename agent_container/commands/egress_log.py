@@ -50,7 +50,7 @@ class Wanted:
 
 def is_refusal(receipt: Receipt) -> bool:
     """Whether something was kept from leaving."""
-    return receipt.get("kind") in ("drop", "tripwire", "kill", "dlp") or receipt.get("action") == "deny"
+    return receipt.get("kind") in ("drop", "tripwire", "kill") or receipt.get("action") in ("deny", "block")
 
 
 def subject(receipt: Receipt) -> str:
