@@ -9,8 +9,9 @@ from contextlib import suppress
 import pytest
 
 from agent_egress import wire
-from agent_egress.kills import KIND, Killed
+from agent_egress.kills import KIND, Killed, packets
 from agent_egress.replay import replay
+from agent_egress.rules import Policy, Rule
 from tests.process.egress.harness import DECOY, POLICY, Sidecar, end, free_ports, make, rows, until
 from tests.process.egress.test_decider import Answers, line, operate, put_credentials, start_decider, wire_is_up
 from tests.process.egress.test_dns import FakeUpstream, Running, query, start_dns
@@ -232,3 +233,22 @@ def test_a_lookup_is_contact_and_goes_nowhere(tmp_path_factory: pytest.TempPathF
     finally:
         end(sidecar)
         upstream.stop()
+
+
+def test_a_dropped_packet_is_contact_too() -> None:
+    policy = Policy(rules=(Rule("kill", "203.0.113.0/24"), Rule("deny", "198.51.100.7"), Rule("kill", "2001:db8::1")))
+    dropped = [
+        {"kind": "drop", "address": address, "proto": proto, "port": port, "count": 1}
+        for address, proto, port in (
+            ("203.0.113.9", "tcp", 9000),
+            ("198.51.100.7", "udp", 53),
+            ("2001:db8::1", "udp", 443),
+            ("*", "*", 0),
+        )
+    ]
+    found = packets(policy, [{"kind": "connection", "address": "203.0.113.9", "port": 443}, *dropped])
+    assert [(kill["host"], kill["port"], kill["where"], kill["rule"]) for kill in found] == [
+        ("203.0.113.9", 9000, "packet", "kill 203.0.113.0/24"),
+        ("2001:db8::1", 443, "packet", "kill 2001:db8::1"),
+    ]
+    assert packets(Policy(rules=(Rule("deny", "203.0.113.0/24"),)), dropped) == []
