@@ -148,6 +148,14 @@ def test_a_run_is_resumed(first: Done, world: World, project: Path, agent: Agent
     assert "second line" in patch and "+newmore" in patch, "the work of both is in it"
 
 
+def test_a_service_that_refuses_twice_and_then_answers_ends_nothing(
+    world: World, keys: dict[str, str], project: Path, agent: Agent
+) -> None:
+    assert keys
+    done = world.agc("--json", "run", "RUN: echo one\nDOUBLE: 429 x2\nSAY: Got over it.\n", cwd=project)
+    assert (done.host["outcome"], done.result["agent"]["final_message"]) == ("succeeded", "Got over it."), done.result
+
+
 def test_what_is_no_name_of_a_session_is_not_given_to_it(first: Done, world: World, project: Path) -> None:
     path = world.place(first.host["run"]) / "record.json"
     published = path.read_text()
