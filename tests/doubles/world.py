@@ -130,7 +130,8 @@ def dns_answer(query: bytes, *, over: str) -> bytes:
         owner = b"\xc0\x0c"
     for value in values:
         data = bytes([len(value)]) + value.encode() if kind == TXT else ipaddress.ip_address(value).packed
-        records.append(owner + struct.pack("!HHIH", kind, 1, 1, len(data)) + data)
+        seconds = 0 if entry and entry.get("flip") else 1
+        records.append(owner + struct.pack("!HHIH", kind, 1, seconds, len(data)) + data)
     code = 0 if entry or not name else 3
     header = struct.pack("!6H", ident, 0x8580 | code, count, len(records), 0, 0)
     return header + question + b"".join(records)
@@ -227,7 +228,7 @@ class Web(BaseHTTPRequestHandler):
             text = f"data: {number}\n\n".encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
             self.wfile.flush()
-            time.sleep(0.15)
+            time.sleep(0.5)  # told apart on a busy machine too
         self.wfile.write(b"0\r\n\r\n")
 
     def bulk(self, size: int) -> None:
@@ -331,9 +332,23 @@ def serve_udp(port: int) -> None:
         if port == 53 and deaf.is_set():
             continue
         try:
-            sock.sendmsg([dns_answer(data, over="udp") if port == 53 else data], ancillary, 0, peer)
+            answer = dns_answer(data, over="udp") if port == 53 else data
+            pause = slowness(answer) if port == 53 else 0
+            if pause:
+                threading.Timer(pause, sock.sendmsg, ([answer], ancillary, 0, peer)).start()
+            else:
+                sock.sendmsg([answer], ancillary, 0, peer)
         except (OSError, ValueError, IndexError, struct.error):
             continue
+
+
+def slowness(answer: bytes) -> float:
+    """Seconds that the resolver takes for a name whose zone has `slow`."""
+    labels, position = [], 12
+    while answer[position]:
+        labels.append(answer[position + 1 : position + 1 + answer[position]].decode("latin-1"))
+        position += 1 + answer[position]
+    return float((zone.get(".".join(labels).lower()) or {}).get("slow", ["0"])[0])
 
 
 # --- control ---

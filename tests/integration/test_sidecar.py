@@ -19,11 +19,13 @@ from agent_egress.policy import Policy, Rule
 from agent_egress.receipts import parse_receipt, verify_chain
 from agent_egress.replay import reconcile, replay
 from tests.redteam import attempts
+from tests.redteam.attempts.cases import every
 from tests.redteam.judge import CREDENTIALS, MODEL, NAMES, POLICY, ZONE, run_attempts, seen_outside, with_attempts
 from tests.support.net import CA_TARGET, KEY, PYTHON, Agent, Answer, Sidecar, World, docker
 
 CONTROLS = [name for name in attempts.ATTEMPTS if name.startswith("control_")]
-REFUSALS = [name for name in attempts.ATTEMPTS if not name.startswith("control_")]
+SOME = ("raw_tcp4", "raw_udp4", "proxy_refused_host.name", "lookup_refused_names.engine_udp", "tunnel_outlives_a_kill")
+"""Attempts of each kind that leaves a receipt; all of them are the red team's."""
 PATIENCE_S = 60
 Report = dict[str, dict[str, object]]
 
@@ -41,7 +43,7 @@ def closed(world: World) -> Iterator[tuple[Sidecar, Agent, Report]]:
         assert sidecar.control("status")["state"] == "waiting"  # it answers once the rules are in force
         world.clear()
         agent = sidecar.agent()
-        early = run_attempts(agent, ("control_explicit_http", "control_lookup", "raw_tcp4", "raw_udp6", "quic"))
+        early = run_attempts(agent, ("control_explicit_http", "control_lookup", "raw_tcp4", "raw_udp6", "quic.v4"))
         assert not sidecar.healthy()
         assert [packet for packet in world.log().packets if packet[2]] == []
         yield sidecar, agent, early
@@ -57,9 +59,9 @@ def opened(closed: tuple[Sidecar, Agent, Report]) -> tuple[Sidecar, Agent, Answe
 
 @pytest.fixture(scope="module")
 def results(world: World, opened: tuple[Sidecar, Agent, Answer]) -> tuple[Report, dict[str, str]]:
-    """Every attempt once, from both sides."""
+    """The controls and some attempts, from both sides."""
     world.clear()
-    reports = run_attempts(opened[1])
+    reports = run_attempts(opened[1], (*CONTROLS, *SOME))
     outside = seen_outside(world.log())
     status = opened[0].control("status")
     assert status["cut"] and "trap.test:443 was contacted (connect) (rule: kill trap.test)" in status["killed"]
@@ -154,19 +156,8 @@ def test_the_authority_s_key_is_squid_s_alone(opened: tuple[Sidecar, Agent, Answ
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("name", CONTROLS)
-def test_works(results: tuple[Report, dict[str, str]], name: str) -> None:
-    assert results[0][name]["reached"], results[0][name]
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("name", REFUSALS)
-def test_is_refused(results: tuple[Report, dict[str, str]], name: str) -> None:
-    assert not results[0][name]["reached"], results[0][name]
-
-
-@pytest.mark.quick
-def test_the_world_saw_nothing_that_is_not_allowed(results: tuple[Report, dict[str, str]]) -> None:
+def test_what_works_and_what_is_refused(results: tuple[Report, dict[str, str]]) -> None:
+    assert {name for name, report in results[0].items() if report["reached"]} == set(CONTROLS)
     assert results[1] == {}
 
 
@@ -469,7 +460,7 @@ def test_rules_that_were_changed_are_put_back(opened: tuple[Sidecar, Agent, Answ
     before = tripwires(sidecar)
     docker("exec", sidecar.name, "/usr/sbin/nft", tamper)
     eventually(lambda: tripwires(sidecar) > before)
-    reports = run_attempts(agent, ("raw_tcp4", "raw_udp6", "proxy_to_private", "control_explicit_https"))
+    reports = run_attempts(agent, ("raw_tcp4", "raw_udp6", *every("proxy_to_private"), "control_explicit_https"))
     assert [name for name, report in reports.items() if report["reached"]] == ["control_explicit_https"]
 
 

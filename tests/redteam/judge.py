@@ -44,6 +44,7 @@ ZONE: dict[str, dict[str, list[str]]] = {
     "metadata.test": {"A": [METADATA]},
     "flip.test": {"flip": [OK4, PRIVATE, METADATA]},
     "intranet.test": {"A": [INTRANET]},
+    "slow-1.test": {"A": [OK4], "slow": ["2"]},
 }
 NAMES = ("ok.test", "api.test", "other.test", "metered.test", "seen.test", "trap.test", "evil.test")
 
@@ -71,6 +72,7 @@ POLICY = Policy(
         Rule("allow", "other.test", origin="credential other"),
         Rule("allow", "badcert.test", origin="credential bad"),
         Rule("allow", "metered.test", origin="credential metered"),
+        Rule("allow", "slow-1.test", ports=(8080,), origin="spec egress.allow[5]"),
         Rule("inspect", "seen.test", origin="spec egress.inspect[0]"),
         Rule("kill", "trap.test", origin="spec egress.kill[0]"),
     ),
@@ -139,6 +141,8 @@ def seen_outside(log: Log) -> dict[str, str]:
         problem = _stray_secret(request)
         if problem:
             found["outside_secret"] = problem
+    if log.having("smuggled"):
+        found["outside_smuggled"] = str(log.having("smuggled")[0])[:300]
     if log.having(DECOY):
         found["outside_decoy"] = str(log.having(DECOY)[0])[:300]
     return found
