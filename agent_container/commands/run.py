@@ -199,8 +199,10 @@ def _turn(
         started=state.started(),
     )
     notes: tuple[str, ...] = ()
-    try:
-        with RunnerClient.connect(ctx.engine, agent) as runner:
+    with contextlib.ExitStack() as stack:
+        joined: RunnerClient | None = None
+        try:
+            runner = stack.enter_context(RunnerClient.connect(ctx.engine, agent))
             state = ctx.store.sessions.save(state.updated(phase=Phase.RUNNING, turn_started=ctx.now()))
             interrupted = stop()
             if interrupted is not None:
@@ -217,13 +219,14 @@ def _turn(
                     idle_s=limits.idle_s,
                 )
             )
-    except EngineError as error:
-        if not still_works(ctx.engine, state):  # a busy machine may start it and answer too late
-            return TurnEnd(Outcome.NEVER_STARTED, str(error))
-    ctx.report("Started the agent")
-    for words in notes:
-        watch.remark(words)
-    end = follow_turn(watch)
+            joined = runner  # its output comes over the same conversation: another one is another Python to start
+        except EngineError as error:
+            if not still_works(ctx.engine, state):  # a busy machine may start it and answer too late
+                return TurnEnd(Outcome.NEVER_STARTED, str(error))
+        ctx.report("Started the agent")
+        for words in notes:
+            watch.remark(words)
+        end = follow_turn(watch, joined)
     return replace(end, notes=(*notes, *end.notes)) if notes else end
 
 

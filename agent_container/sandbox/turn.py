@@ -158,14 +158,18 @@ class _Progress:
                 pass
 
 
-def follow_turn(watch: TurnWatch) -> TurnEnd:
-    """Blocks until the turn has ended, for whatever reason; leaves no process of the turn behind while it can."""
+def follow_turn(watch: TurnWatch, joined: RunnerClient | None = None) -> TurnEnd:
+    """Blocks until the turn has ended, for whatever reason; leaves no process of the turn behind while it can.
+
+    `joined` is a conversation with its runner that is there already; it is closed here.
+    """
     progress = _Progress(watch)
     watch.begin()
     failures = 0
     while True:
         try:
-            with RunnerClient.connect(watch.engine, watch.agent) as runner:
+            with joined or RunnerClient.connect(watch.engine, watch.agent) as runner:
+                joined = None
                 _follow(watch, progress, runner)
             failures += 1
         except _Ended as ended:
