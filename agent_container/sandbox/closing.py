@@ -1,4 +1,4 @@
-"""Closes a session for good: stop, seal, collect, drain, sign, publish; and only then remove.
+"""Closes a session for good: stop, seal and collect, drain, sign, publish; and only then remove.
 
 Every step may be repeated, by this process or by another one after a crash: a record that is published already stays as
 it is, and what Docker no longer has is no error. Nothing is removed before the record is on disk.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,27 +67,32 @@ class Closed:
     """False when the engine could not read everything: what it has stays for another try."""
 
 
-def stop_and_seal(engine: Engine, state: SessionState, *, outcome: str) -> tuple[str, ...]:
-    """Ends the agent's container, then the chain. What cannot be done is told, not raised: draining goes on."""
-    notes = []
-    agent, egress = state.container("agent"), state.container("egress")
+def stop_agent(engine: Engine, state: SessionState) -> tuple[str, ...]:
+    """Ends the agent's container. What cannot be done is told, not raised: draining goes on."""
+    agent = state.container("agent")
     if agent is not None:
         try:
             engine.stop(agent, grace_s=STOP_GRACE_S)
         except EngineError as error:
-            notes.append(f"the agent's container could not be stopped: {error}")
-    if egress is not None:
-        running = engine.inspect(egress)
-        if running is None:
-            notes.append("the egress sidecar was removed before its receipts were sealed")
-        elif running.status != "running":
-            notes.append(f"the egress sidecar had ended with status {running.exit_code}; its receipts are not sealed")
-        else:
-            try:
-                SidecarControl(engine, egress).seal(outcome=outcome)
-            except EngineError as error:
-                notes.append(f"the receipts could not be sealed: {error}")
-    return tuple(notes)
+            return (f"the agent's container could not be stopped: {error}",)
+    return ()
+
+
+def seal_chain(engine: Engine, state: SessionState, *, outcome: str) -> tuple[str, ...]:
+    """Ends the chain, once the agent's container has ended. What cannot be done is told, not raised."""
+    egress = state.container("egress")
+    if egress is None:
+        return ()
+    running = engine.inspect(egress)
+    if running is None:
+        return ("the egress sidecar was removed before its receipts were sealed",)
+    if running.status != "running":
+        return (f"the egress sidecar had ended with status {running.exit_code}; its receipts are not sealed",)
+    try:
+        SidecarControl(engine, egress).seal(outcome=outcome)
+    except EngineError as error:
+        return (f"the receipts could not be sealed: {error}",)
+    return ()
 
 
 def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report) -> Closed:
@@ -102,10 +108,14 @@ def close_run(engine: Engine, store: Store, closing: Closing, *, report: Report)
         reason = closing.end.reason if closing.end is not None else None
         state = state.updated(phase=Phase.DRAINING, outcome=_outcome_word(closing), reason=reason)
         store.sessions.save(state)
-    notes = closing.notes + stop_and_seal(engine, state, outcome=_outcome_word(closing))
+    notes = closing.notes + stop_agent(engine, state)
     with contextlib.ExitStack() as stack:
         staged = stack.enter_context(store.runs.staging(place))
-        work, work_notes = _collect(engine, store, state, staged)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            # The agent's container has ended: what it left lies still, and nothing more comes to the chain.
+            sealing = pool.submit(seal_chain, engine, state, outcome=_outcome_word(closing))
+            work, work_notes = _collect(engine, store, state, staged)
+            notes += sealing.result()
         report("Collected the work")
         sources = _sources(engine, state, keeps=closing.profile.keeps)
         reports = {role: drain(staged, of_role) for role, of_role in sources.items()}
