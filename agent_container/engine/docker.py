@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agent_container.engine.connection import Connection
 from agent_container.engine.frames import STDOUT, HijackRefused, SocketChannel, hijack, read_frames
 from agent_container.engine.image_list import list_images, remove_image, used_images
-from agent_container.engine.labelled import die_with_parent, find_labelled
+from agent_container.engine.labelled import die_with_parent, find_labelled, removal_steps
 from agent_container.engine.protocol import ContainerState, Created, ExecResult, Labelled, Once
 from agent_container.engine.twin import differences, twin_config
 from agent_container.errors import EngineError
@@ -33,6 +34,7 @@ API_VERSION = "1.43"  # Docker 24, the oldest that takes non-recursive binds
 CREATE_TIMEOUT_S = 180
 API_TIMEOUT_S = 60
 MAX_CAPTURE_BYTES = 16 * 1024 * 1024
+REMOVERS = 4
 
 
 class DockerEngine:
@@ -249,9 +251,13 @@ class DockerEngine:
             self._api.stop(container, timeout=grace_s)
 
     def remove_session(self, session: str, *, volumes: Sequence[str]) -> None:
-        """Agent first, so that it never runs in an orphaned namespace; then the sidecar, networks, volumes."""
-        self.remove_labelled([found for found in self.labelled(session) if found.kind != "volume"])
-        self.remove_volumes(volumes)
+        """As `remove_labelled`; of the volumes those that are named, beside the networks."""
+        found = self.labelled(session)
+        self.remove_labelled([row for row in found if row.kind == "container"])
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            emptied = pool.submit(self.remove_volumes, volumes)
+            self.remove_labelled([row for row in found if row.kind == "network"])
+            emptied.result()
 
     def labelled(self, session: str | None = None) -> list[Labelled]:
         """Everything that carries a session's label, or that of one session."""
@@ -259,18 +265,21 @@ class DockerEngine:
             return find_labelled(self._api, session)
 
     def remove_labelled(self, objects: Sequence[Labelled]) -> None:
-        """Agents before sidecars, containers before networks and volumes."""
+        """In an order that works; what does not depend on each other at once: most of it is waiting for the kernel."""
+        with ThreadPoolExecutor(max_workers=REMOVERS) as pool:
+            for step in removal_steps(objects):
+                list(pool.map(self._remove_object, step))  # the list is what raises
+
+    def _remove_object(self, found: Labelled) -> None:
         import docker.errors
 
-        order = ("container", "network", "volume")
-        for found in sorted(objects, key=lambda row: (order.index(row.kind), row.role == "egress")):
-            with contextlib.suppress(docker.errors.NotFound), _engine_errors(f"remove {found}"):
-                if found.kind == "container":
-                    self._remove(found.id)
-                elif found.kind == "network":
-                    self._api.remove_network(found.id)
-                else:
-                    self._api.remove_volume(found.id)
+        with contextlib.suppress(docker.errors.NotFound), _engine_errors(f"remove {found}"):
+            if found.kind == "container":
+                self._remove(found.id)
+            elif found.kind == "network":
+                self._api.remove_network(found.id)
+            else:
+                self._api.remove_volume(found.id)
 
     def volume_names(self, part: str) -> list[str]:
         """Names of volumes that contain `part`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agent_container.engine.protocol import Labelled
@@ -45,6 +45,17 @@ def _labelled(kind: Any, row: Mapping[str, Any], *, name: str) -> Labelled:
         running=row.get("State") == "running",
         binds=tuple(str(mount.get("Source")) for mount in mounts if mount.get("Type") == "bind"),
     )
+
+
+def removal_steps(objects: Sequence[Labelled]) -> list[list[Labelled]]:
+    """Groups that are removed one after the other: agents that run before sidecars, so that none is ever in an orphaned
+    namespace; containers before networks and volumes."""
+    in_use = any(row.running and row.kind == "container" and row.role != "egress" for row in objects)
+    steps: list[list[Labelled]] = [[], [], []]
+    for row in objects:
+        last_container = in_use and row.kind == "container" and row.role == "egress"
+        steps[2 if row.kind != "container" else 1 if last_container else 0].append(row)
+    return [step for step in steps if step]
 
 
 def die_with_parent() -> Callable[[], None] | None:
