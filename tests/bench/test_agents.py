@@ -18,6 +18,7 @@ from agent_container.commands.run import RunRequest, run_task
 from agent_container.events import Event, RunStarted
 from tests.support.world import World, docker
 
+pytestmark = pytest.mark.timeout(3600)
 PAIRS = 5
 TASK = "SAY: nothing to do.\n"
 KINDS = {
