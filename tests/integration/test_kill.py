@@ -15,7 +15,7 @@ SPEC = DEMO + (
     "  inspect: [demo.acme.test]\n"
     "  allow: [other.acme.test, {host: api.acme.test, tls: inspect}]\n"
     "  deny: [trap.acme.test]\n"
-    '  kill: [refused.acme.test, "*.trap.acme.test"]\n'
+    '  kill: [refused.acme.test, "*.trap.acme.test", 203.0.113.200]\n'
 )
 ISSUER = "curl -sv -m 20 -o /dev/null -w '%{http_code}' https://HOST/sse/x 2>&1 | grep -E 'issuer:|^200'"
 # A stream, then the contact, and how long the stream lived after it.
@@ -71,6 +71,11 @@ CONTACTS = {
         "refused.acme.test",
     ),
     "a lookup": ("getent hosts x.trap.acme.test", "x.trap.acme.test was looked up", "*.trap.acme.test"),
+    "a packet past the proxy": (
+        "curl -sm 9 --noproxy '*' http://203.0.113.200:9000/",
+        "203.0.113.200:9000 was contacted (packet)",
+        "203.0.113.200",
+    ),
     "past the proxy, by its name": (
         "curl -sm 9 --noproxy '*' --connect-to a.trap.acme.test:443:other.acme.test:443 https://a.trap.acme.test/",
         "a.trap.acme.test",
@@ -86,7 +91,7 @@ def test_contact_cuts_a_standing_environment_and_its_user_restores_it(name: str,
     print(f"the tunnel lived for {lived_ms} ms")
     assert int(status) != 0, "the stream did not end by itself"
     told = world.agc("--json", "status", cwd=standing).result
-    assert told["state"] == "cut"
+    assert told["state"] == "cut", told
     (words,) = told["amiss"]
     assert what in words and f"(rule: kill {pattern})" in words and "agent-container egress restore" in words
     assert sh(world, standing, ISSUER.replace("HOST", "other.acme.test")).strip().endswith("200") is False
