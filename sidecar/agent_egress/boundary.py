@@ -104,13 +104,12 @@ class Boundary:
         self._unbound_lines = private_domains(policy)
         for daemon in DAEMONS:
             self.fleet.start(daemon.name, secret=chain_key if daemon.name == "audit" else None)
-        self._scanning.start(policy)
         left = max(1.0, until - time.monotonic())
         await asyncio.gather(*(self.fleet.ready(daemon.name, timeout_s=left) for daemon in DAEMONS))
         self._held.set_cut(cut=False)
         self._deadline = now_s() + settings.deadline_s
         checks = await canaries.walk(self.fleet, ruleset_digest=self._held.ruleset_digest)
-        await self._scanning.follow(policy)
+        self._scanning.begin(policy)
         online = bool(checks[-1]["ok"])
         await self._record([{"kind": "canary", "action": "allow", "resolvers": online}])
         self.state = "open"
@@ -265,6 +264,7 @@ class Boundary:
         """The host has tried so many ways out before it starts the agent, and none was open. What the kernel refused
         to it is written before that, so that nobody takes it for the agent's."""
         self._must_be_open()
+        await self._scanning.settled()  # the agent starts next
         live = ruleset.read_back()
         await self._record([*self._tally.receipts(live), {"kind": "canary", "action": "allow", "core": tried}])
 
@@ -351,7 +351,7 @@ class Boundary:
         """Every few seconds: each daemon still answers."""
         if self.state != "open" or not self._pulse.due():
             return
-        self.wrong = await self.fleet.watch()
+        self.wrong = await self.fleet.watch(starting=self._scanning.starting)
         if self.wrong.get("audit") == probes.CHAIN_FULL:
             # What is left in it is kept for how the session ends: cut, then sealed.
             await self.cut()

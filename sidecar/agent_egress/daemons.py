@@ -126,9 +126,10 @@ class Fleet:
         """Collects ended processes."""
         reap(list(self.children.values()))
 
-    async def watch(self) -> dict[str, str]:
-        """Asks every daemon whether it still answers, ends the hung ones, and returns what is wrong by part."""
-        names = tuple(self.children)
+    async def watch(self, *, starting: frozenset[str] = frozenset()) -> dict[str, str]:
+        """Asks every daemon whether it still answers, ends the hung ones, and returns what is wrong by part. Who is
+        only `starting` is left to whoever waits for it."""
+        names = tuple(name for name in self.children if name not in starting)
         answers = await asyncio.gather(*(probe(ANSWERS[name], timeout_s=PROBE_S) for name in names))
         wrong = {}
         for name, problem in zip(names, answers, strict=True):

@@ -4,6 +4,7 @@ other secrets come as such. What is scanned, the policy says; what a finding mea
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,6 +26,7 @@ class Scanning:
         self._policy = Policy(rules=())
         self._credentials: Sequence[object] = ()
         self._stored: Sequence[object] = ()
+        self._starting: asyncio.Task[PartError | None] | None = None
         self._held: socket.socket | None = None
 
     @property
@@ -32,17 +34,39 @@ class Scanning:
         """Whether there is a scanner."""
         return NAME in self._fleet.children
 
-    def start(self, policy: Policy) -> None:
-        """Starts it, if the policy needs one; `follow` waits for it."""
-        if self.started:
-            return
-        if scans(policy):
-            self._fleet.start(NAME)
-        else:
+    @property
+    def starting(self) -> frozenset[str]:
+        """Its name, while it is not there yet."""
+        return frozenset({NAME} if self._starting is not None and not self._starting.done() else ())
+
+    def begin(self, policy: Policy) -> None:
+        """Starts it beside whatever else goes on, if the policy needs one; `settled` waits for it. Until it is there
+        squid refuses what it was to scan."""
+        self._policy = policy
+        if not scans(policy):
             self._hold_port()
+            return
+        self._fleet.start(NAME)
+        self._starting = asyncio.get_running_loop().create_task(self._first())
+
+    async def _first(self) -> PartError | None:
+        try:
+            await self._fleet.ready(NAME, timeout_s=START_S)
+            await self.arm()
+        except PartError as error:
+            return error
+        return None
+
+    async def settled(self) -> None:
+        """Waits until a scanner that was begun works. Raises: PartError."""
+        starting, self._starting = self._starting, None
+        error = await starting if starting is not None else None
+        if error is not None:
+            raise error
 
     async def follow(self, policy: Policy) -> None:
         """Before a policy is in force: a scanner that knows it. Raises: PartError."""
+        await self.settled()
         self._policy = policy
         if not scans(policy):
             return
@@ -78,6 +102,7 @@ class Scanning:
             self._stored = stored
         if credentials is not None:
             self._credentials = credentials
+        await self.settled()
         if self.started:
             await self._fleet.back(NAME)
             await self.arm()
