@@ -252,3 +252,14 @@ def test_a_dropped_packet_is_contact_too() -> None:
         ("2001:db8::1", 443, "packet", "kill 2001:db8::1"),
     ]
     assert packets(Policy(rules=(Rule("deny", "203.0.113.0/24"),)), dropped) == []
+
+
+def test_an_inspected_host_gets_no_websocket_and_a_credential_s_host_does(running: Sidecar, squid: Answers) -> None:
+    refused = squid.ask(line("GET", "seen.test", upgrade="WebSocket"))
+    assert refused.startswith("0 ERR")
+    assert "frames are not scanned" in refused
+    assert running.receipts("decision")[-1]["why"] == "upgrade"
+    for asked in (line("GET", "seen.test"), line("GET", "api.test", upgrade="websocket")):
+        answer = squid.ask(asked)
+        assert answer.startswith("0 OK")
+        assert " scan_=yes" in answer

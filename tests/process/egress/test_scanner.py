@@ -16,7 +16,7 @@ import pytest
 
 from agent_egress import wire
 from agent_egress.fingerprints import fingerprint, new_key
-from tests.process.egress.harness import DECOY, SECRET, Sidecar, answers, end, free_ports, make, rows, until
+from tests.process.egress.harness import DECOY, POLICY, SECRET, Sidecar, answers, end, free_ports, make, rows, until
 from tests.process.egress.icap_client import Answered, Icap
 
 AWS = b"AKIAIOSFODNN7EXAMPLE"
@@ -156,6 +156,21 @@ def test_the_placeholder_elsewhere_is_a_tripwire_in_every_mode(running: tuple[Si
     assert blocked(answer)
     found = last(sidecar, "tripwire")
     assert found == {"credential": "demo", "where": "the body", "host": OTHER, "port": 443}
+
+
+def test_the_placeholder_elsewhere_ends_the_session_where_the_policy_says_so(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    sidecar = make(tmp_path_factory.mktemp("scan"))
+    try:
+        sidecar.put_policy({**POLICY, "tripwire": "kill"})
+        sidecar.start_audit(roles="root,scan")
+        start_scanner(sidecar, mode="off")
+        assert arm(sidecar)["ok"] is True
+        assert blocked(upload(sidecar, OTHER, DECOY.encode()))
+        assert last(sidecar, "kill")["credential"] == "demo"
+    finally:
+        end(sidecar)
 
 
 def test_a_refusal_says_what_was_found_and_in_which_mode(enforcing: Sidecar) -> None:
