@@ -13,7 +13,9 @@ import time
 
 HOST, PREFIX, CA, PROXY, ADDRESS = sys.argv[1:6]
 BULK_BYTES = 64 << 20
+UPLOAD_BYTES = 16 << 20
 REQUESTS = 400
+POSTS = 100
 THREADS = 8
 CONNECTIONS = 60
 STREAMS = 15
@@ -42,6 +44,32 @@ def get(made: http.client.HTTPSConnection, path: str) -> int:
     while block := answer.read(1 << 20):
         total += len(block)
     return total
+
+
+def post(made: http.client.HTTPSConnection, body: bytes) -> None:
+    made.request("POST", PREFIX + "/x", body=body, headers=HEADERS)
+    answer = made.getresponse()
+    if answer.status != 200:
+        raise SystemExit(f"{answer.status} for a body: {answer.read()[:300]!r}")
+    answer.read()
+
+
+def upload() -> float:
+    made = connect()
+    line = b'{"role": "user", "content": "a line of text as agents send it, with nothing to find"}\n'
+    begin = time.perf_counter()
+    post(made, line * (UPLOAD_BYTES // len(line)))
+    return UPLOAD_BYTES / 1e6 / (time.perf_counter() - begin)
+
+
+def posts() -> float:
+    """Requests a second with a body of 8 KB, on one kept-alive connection."""
+    made, body = connect(), b'{"content": "a line of text"}\n' * 280
+    post(made, body)
+    begin = time.perf_counter()
+    for _ in range(POSTS):
+        post(made, body)
+    return POSTS / (time.perf_counter() - begin)
 
 
 def bulk() -> float:
@@ -99,4 +127,5 @@ def first_byte() -> float:
 
 rate, latency = kept_alive()
 found = {"bulk": bulk(), "rate": rate, "latency": latency, "new": new_connections(), "first": first_byte()}
+found |= {"posts": posts(), "upload": upload()}
 print(json.dumps(found))

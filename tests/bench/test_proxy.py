@@ -20,10 +20,12 @@ UNITS = {
     "latency": "ms median of those",
     "new": "new connections/s",
     "first": "ms to the first byte of a streamed answer",
+    "posts": "requests/s with a body of 8 KB, one kept-alive connection",
+    "upload": "MB/s of one upload",
 }
 POLICY = Policy(
     rules=tuple(Rule("allow", host, origin="bench") for host in HOSTS.values()),
-    credentials=(Binding("bench", HOSTS["bumped"], 443, ("GET",), ("/**",), "Authorization", "Bearer {}"),),
+    credentials=(Binding("bench", HOSTS["bumped"], 443, ("GET", "POST"), ("/**",), "Authorization", "Bearer {}"),),
 )
 
 
@@ -54,3 +56,37 @@ def test_the_way_through_the_sidecar_against_none(say: Callable[[str], None]) ->
             ratio, ours = statistics.median(rows[name]), statistics.median(rows[f"{name}-ours"])
             say(f"{way}: {ratio:.2f} x direct, {ours:.1f} {unit} ({ROUNDS} rounds)")
     assert set(found) == set(HOSTS)
+
+
+def test_what_scanning_bodies_costs(say: Callable[[str], None]) -> None:
+    """The same requests through two sidecars in turn, of which one hands no body to its scanner."""
+
+    def unscanned(files: dict[str, str]) -> None:
+        files["squid.conf"] = files["squid.conf"].replace("acl scan note scan_ yes", "acl scan note scan_ never")
+
+    host = HOSTS["bumped"]
+    zone = {host: {"A": [ADDRESS]}}
+    found: dict[str, list[float]] = {}
+    with (
+        World.up(zone=zone, names=[host]) as world,
+        Sidecar.up(world, POLICY) as scanning,
+        Sidecar.up(world, POLICY, patch=unscanned) as plain,
+    ):
+        agents = []
+        for sidecar in (scanning, plain):
+            sidecar.must_open()
+            credentials = [{"name": "bench", "decoy": "decoy-0123456789ab", "secret": "secret-0123456789ab"}]
+            assert sidecar.control("credential.put", credentials=credentials)["ok"]
+            agents.append(sidecar.agent())
+        for _ in range(ROUNDS):
+            with_it, without = (
+                json.loads(agent.run(CLIENT, host, "", f"{CA_TARGET}/bundle.pem", "127.0.0.1:3128", "-"))
+                for agent in agents
+            )
+            for name in UNITS:
+                found.setdefault(name, []).append(with_it[name] / without[name])
+                found.setdefault(f"{name}-ours", []).append(with_it[name])
+    for name, unit in UNITS.items():
+        ratio, ours = statistics.median(found[name]), statistics.median(found[f"{name}-ours"])
+        say(f"scanned: {ratio:.2f} x unscanned, {ours:.1f} {unit} ({ROUNDS} rounds)")
+    assert set(found) >= set(UNITS)
