@@ -79,8 +79,9 @@ class Question:
 
     @property
     def closes(self) -> bool:
-        """Whether a refusal ends the connection: TLS clients read a 403 inside TLS, ssh would wait for ever."""
-        return self.method == "CONNECT" and self.port not in TLS_PORTS
+        """Whether a refusal ends the connection: TLS clients read a 403 inside TLS, ssh would wait for ever. Inside a
+        tunnel there is nothing left that would end it, and the client reads what it is told."""
+        return self.method == "CONNECT" and self.port not in TLS_PORTS and self.tunnel is None
 
 
 def _field(raw: str) -> str:

@@ -225,6 +225,12 @@ REFUSED = {
     "the apex of a wildcard": (line("CONNECT", "wild.test"), "no rule", ""),
     "another port": (line("CONNECT", "ok.test", 8443), "not 8443", ""),
     "port 22 where no rule has it": (line("CONNECT", "ok.test", 22), "action_=term", ""),
+    "port 22 from inside a tunnel that is terminated": (
+        line("CONNECT", "ok.test", 22, tag="api.test/443/tls"),
+        "action_=deny",
+        "",
+    ),
+    "an address from inside one": (line("CONNECT", "198.51.100.1", 9000, tag="api.test/443/tls"), "action_=deny", ""),
     "a name that is an address in another spelling": (line("CONNECT", "0x7f.1"), "not a host", ""),
     "an unlisted literal": (line("CONNECT", "198.51.100.1"), "no rule", ""),
     "a hello that names another host than the CONNECT": (

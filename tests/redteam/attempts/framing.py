@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 
 from .cases import each
-from .tools import OK4, PROXY, bearer, over, proxy_send, reached_world, request, tcp, tunnel
+from .tools import EVIL4, OK4, PROXY, bearer, over, proxy_send, reached_world, request, tcp, tunnel
 
 HIDDEN = "GET /smuggled HTTP/1.1\r\nHost: evil.test\r\nX: 1\r\n\r\n"
 _SIZE = len(HIDDEN)
@@ -98,6 +98,32 @@ def inner_host(text: str) -> object:
     with tunnel("api.test") as wrapped:
         answer = over(wrapped, f"{text}Connection: close\r\n\r\n".encode("latin-1"))
         return b'"host": "evil.test' in answer or b'"address": "198.51.100.66"' in answer
+
+
+def _nested(outer: str, target: str) -> bytes:
+    with tunnel(outer) as wrapped:
+        wrapped.settimeout(3)
+        return over(wrapped, f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+
+
+@each(
+    {
+        f"{outer.partition('.')[0]}_{name}": (outer, target)
+        for outer in ("api.test", "seen.test")
+        for name, target in (
+            ("public", f"{EVIL4}:9000"),
+            ("ssh_of_allowed", "ok.test:22"),
+            ("ssh_of_bound", "api.test:22"),
+            ("private", "10.77.0.9:9000"),
+            ("proxy", "127.0.0.1:3128"),
+            ("tls", "evil.test:443"),
+        )
+    }
+)
+def nested_connect(how: tuple[str, str]) -> object:
+    """A CONNECT inside TLS that is terminated: nothing bumps or splices it any more."""
+    answer = _nested(*how)
+    return b"SSH-2.0" in answer or answer.startswith(b"HTTP/1.1 200")
 
 
 @each(
