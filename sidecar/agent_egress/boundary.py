@@ -221,6 +221,8 @@ class Boundary:
         self._killed.words = ""
         self._held.set_cut(cut=False)
         self._show_health()
+        # What it asked while nothing left has failed: it takes its resolvers for dead, and those names for failing.
+        await self.fleet.again("unbound")
 
     async def set_deadline(self, seconds: object) -> None:
         """Egress is cut so many seconds from now, with or without a host process."""

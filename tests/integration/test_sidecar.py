@@ -165,7 +165,7 @@ def test_a_refusal_says_who_refused_and_what_its_user_can_type(opened: tuple[Sid
     answer = get(opened[1], "http://blocked.test/x")
     assert answer.startswith("HTTP/1.1 403 ")
     assert "blocked by policy: blocked.test:80: no rule allows it" in answer
-    assert "with the entry - blocked.test" in answer
+    assert "agent-container egress allow blocked.test" in answer
 
 
 FAULTS = {

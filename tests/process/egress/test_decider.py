@@ -218,7 +218,7 @@ REFUSED = {
     "an unlisted host": (line("CONNECT", "evil.test"), "no rule allows it", ""),
     "what the user types stands in the words": (
         line("CONNECT", "evil.test"),
-        "with the entry - evil.test",
+        "agent-container egress allow evil.test",
         "",
     ),
     "a denied host below an allowed wildcard": (line("CONNECT", "ads.wild.test"), "deny ads.wild.test", ""),
