@@ -66,7 +66,7 @@ STAGES = {
             # The one of these that is longest by far runs two commands at a time by itself.
             beside=tuple(f"tests/integration/test_{name}.py" for name in ("killed", "lifecycle", "run", "sidecar")),
         ),
-        Stage("redteam", 1200, tests=("tests/redteam",)),
+        Stage("redteam", 1200, tests=("tests/redteam",), beside=("tests/redteam/test_mutants.py",)),
         Stage("quick-integration", 300, tests=("tests/integration", "tests/redteam"), marker="quick"),
         Stage("bench", 1800, tests=("tests/bench",)),
     )

@@ -26,8 +26,10 @@ class Mutant:
     agent: Callable[[Container], Container] | None = None
     """A change of the agent's container."""
     sidecar: Callable[[Container], Container] | None = None
-    new_privileges: bool = False
-    """Whether the agent's container lacks no-new-privileges."""
+    without: tuple[str, ...] = ()
+    """Options of the agent's container that are left out: see tests.support.net.run_arguments."""
+    cut: bool = False
+    """Whether the kernel's switch is off; then whatever still gets through is red, a control too."""
     via: tuple[str, ...] = ()
     """Attempts to run besides those of `red`, to provoke what the world sees."""
     still: tuple[str, ...] = ()
@@ -87,12 +89,22 @@ MUTANTS: tuple[Mutant, ...] = (
         ("capabilities.effective", "become.root"),
         agent=_as(0, *_DOCKER_CAPS),
     ),
-    Mutant("the agent may gain privileges", ("new_privileges",), new_privileges=True),
+    Mutant("the agent may gain privileges", ("new_privileges",), without=("no-new-privileges",)),
     Mutant(
         "the agent may administer the network",
         ("change_the_rules.flush", "socket_options.mark"),
         agent=_as(0, "NET_ADMIN"),
     ),
+    Mutant(
+        "the agent's root is not read-only", ("write_to.root", "write_to.program"), agent=_as(0), without=("read-only",)
+    ),
+    Mutant("the agent's root is read-only for root too", (), agent=_as(0), still=("write_to.root", "write_to.program")),
+    Mutant("the agent keeps its capabilities", ("capabilities.bounding",), without=("cap-drop",)),
+    Mutant("the agent writes core files", ("core_files",), without=("core",)),
+    Mutant("the agent has any number of processes", ("unlimited_processes",), without=("pids",)),
+    Mutant("the agent runs programs from its temporary files", ("run_a_program_of_ones_own",), without=("noexec",)),
+    Mutant("the agent's system calls are not filtered", ("unfiltered_system_calls",), without=("seccomp",)),
+    Mutant("the agent sees the daemons' processes", ("processes_of_others",), without=("pid",)),
     # --- the kernel's rules ---
     _nft("everything may leave", _OUTPUT, _OUTPUT + "    accept\n", "raw_tcp4", "raw_tcp6", "raw_udp4", "raw_tcp_ssh"),
     _nft("IPv6 may leave", _REFUSED, _REFUSED + "    meta nfproto ipv6 accept\n", "raw_tcp6", "raw_udp6"),

@@ -17,7 +17,7 @@ import secrets
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -64,20 +64,37 @@ def sidecar_image() -> str:
     return plan.tag
 
 
-def run_arguments(container: Container, *, volumes: Mapping[str, str], no_new_privileges: bool = True) -> list[str]:
-    """`docker run` options of a Container, hardened as the Compose renderer hardens every service."""
-    found = ["--read-only", "--cap-drop", "ALL", "--user", container.user, "--workdir", container.working_dir]
-    found += ["--pids-limit", str(container.limits.pids), "--ulimit", "core=0", "--ipc", "private"]
-    if no_new_privileges:
-        found += ["--security-opt", "no-new-privileges:true"]
+HARDENING = {
+    "read-only": ("--read-only",),
+    "cap-drop": ("--cap-drop", "ALL"),
+    "core": ("--ulimit", "core=0"),
+    "ipc": ("--ipc", "private"),
+    "no-new-privileges": ("--security-opt", "no-new-privileges:true"),
+}
+"""What every container gets, as the Compose renderer writes it; `pids` and `noexec` can be left out by name as well,
+and without `seccomp` the engine's own filter of system calls."""
+
+
+def run_arguments(container: Container, *, volumes: Mapping[str, str], without: Collection[str] = ()) -> list[str]:
+    """`docker run` options of a Container, hardened as the Compose renderer hardens every service, or nearly so."""
+    found = ["--user", container.user, "--workdir", container.working_dir]
+    for name, words in HARDENING.items():
+        found += () if name in without else words
+    if "core" in without:
+        found += ["--ulimit", "core=-1"]
+    if "seccomp" in without:
+        found += ["--security-opt", "seccomp=unconfined"]
+    if "pids" not in without:
+        found += ["--pids-limit", str(container.limits.pids)]
     if container.limits.memory_bytes is not None:
         found += ["--memory", str(container.limits.memory_bytes), "--memory-swap", str(container.limits.memory_bytes)]
     for capability in container.cap_add:
         found += ["--cap-add", capability]
     for key, value in container.sysctls:
         found += ["--sysctl", f"{key}={value}"]
+    flags = "exec,nosuid,nodev" if "noexec" in without else "noexec,nosuid,nodev"
     for tmpfs in container.tmpfs:
-        options = f"uid={tmpfs.uid},gid={tmpfs.uid},mode={tmpfs.mode:04o},size={tmpfs.size_bytes},noexec,nosuid,nodev"
+        options = f"uid={tmpfs.uid},gid={tmpfs.uid},mode={tmpfs.mode:04o},size={tmpfs.size_bytes},{flags}"
         found += ["--tmpfs", f"{tmpfs.target}:{options}"]
     for mount in container.mounts:
         source = volumes.get(mount.source, mount.source)
@@ -275,14 +292,21 @@ class Sidecar:
         )  # fmt: skip
         return [line.encode() for line in text.splitlines()]
 
-    def agent(self, *, change: Callable[[Container], Container] = lambda container: container, **options: Any) -> Agent:
-        """A twin of the agent's container in this namespace; it has Python, openssl and nft to try things with."""
+    def agent(
+        self,
+        *,
+        change: Callable[[Container], Container] = lambda container: container,
+        without: Collection[str] = (),
+    ) -> Agent:
+        """A twin of the agent's container in this namespace; it has Python, openssl and nft to try things with. Without
+        `pid` it shares the sidecar's process namespace too."""
         container = change(agent_twin())
+        shared = ("--pid", f"container:{self.name}") if "pid" in without else ()
         name = f"acs-agent-{secrets.token_hex(4)}"
         self.agents.insert(0, name)
         docker(
             "run", "-d", "--name", name, "--label", LABEL, "--network", f"container:{self.name}",
-            *run_arguments(container, volumes=self.volumes, **options),
+            *shared, *run_arguments(container, volumes=self.volumes, without=without),
             "--entrypoint", PYTHON, container.image, "-c", "import time; time.sleep(100000)",
         )  # fmt: skip
         return Agent(name)

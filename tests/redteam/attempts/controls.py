@@ -8,6 +8,7 @@ from .tools import (
     AAAA,
     OK4,
     OK6,
+    RESOLVER6,
     SECRETS,
     ask_dns,
     attempt,
@@ -46,6 +47,16 @@ def control_transparent_https() -> object:
 @attempt
 def control_transparent_https6() -> object:
     return reached_world(transparent(OK6, "ok.test"))
+
+
+@attempt
+def control_transparent_http6() -> object:
+    return reached_world(transparent(OK6, "ok.test", port=80))
+
+
+@attempt
+def control_lookup6() -> object:
+    return ask_dns(RESOLVER6, "ok.test") == (0, 1)
 
 
 @attempt

@@ -169,10 +169,17 @@ def token_foreign(headers: str) -> object:
     return _foreign_arrived(headers)
 
 
-@each({"dash": "-", "empty": ""})
-def token_foreign_twice(first: str) -> object:
+@each(
+    {
+        "dash": ("Authorization", "-"),
+        "empty": ("Authorization", ""),
+        **{name.lower(): (name, "") for name in ("X-Api-Key", "X-Goog-Api-Key", "Api-Key", "Private-Token")},
+    }
+)
+def token_foreign_twice(how: tuple[str, str]) -> object:
     """A header twice, the first one empty: squid shows the policy process the first alone."""
-    return _foreign_arrived(f"Authorization: {first}\r\nAuthorization: Bearer {FOREIGN}\r\n")
+    name, first = how
+    return _foreign_arrived(f"{name}: {first}\r\n{name}: Bearer {FOREIGN}\r\n")
 
 
 @attempt
