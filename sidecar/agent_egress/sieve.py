@@ -44,7 +44,8 @@ class _Deflated:
         self._taken += len(data)
         if first and not self._gzip and data and not _has_zlib_header(data):
             self._inflater = zlib.decompressobj(_RAW_DEFLATE)
-        while data:
+        out = b""
+        while data or len(out) == STEP:  # a full step may leave some of it inside, with all of `data` taken
             try:
                 out = self._inflater.decompress(data, STEP)
             except zlib.error as error:

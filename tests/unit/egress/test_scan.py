@@ -21,7 +21,7 @@ from agent_egress.fingerprints import (
     parse_rows,
 )
 from agent_egress.scan import LOOKBACK, Finding, Patterns, Scanner
-from agent_egress.sieve import FREE_BYTES, Sieve
+from agent_egress.sieve import FREE_BYTES, STEP, Sieve
 
 KEY = new_key()
 SECRET = b"real/secret+of=api:0123456789"
@@ -272,6 +272,18 @@ def test_a_body_that_decodes_into_far_more_is_given_up() -> None:
     sieve = Sieve(Patterns([own()], kinds=()), "gzip")
     assert not any(sieve.take(raw))
     assert "far more" in sieve.problem
+
+
+@pytest.mark.parametrize("over", range(1, 12))
+def test_what_a_full_step_leaves_inside_the_inflater_is_scanned_too(over: int) -> None:
+    """Without a trailer behind it, the coder's last match can be taken in whole and given out in part."""
+    begin, rest = SECRET[:12], SECRET[12:]
+    filler = (b"abcdefgh ijklmnop\n" * (STEP // 18))[: STEP - len(SECRET) - len(rest) - 1 + over]
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    raw = packer.compress(rest + b" " + filler + begin + rest) + packer.flush()
+    sieve = Sieve(ALL, "deflate")
+    taken = [finding for step in sieve.take(raw) for finding in step]
+    assert [finding.what for finding in [*taken, *sieve.end()]] == ["api"]
 
 
 def test_of_the_first_bytes_none_goes_before_all_are_there() -> None:
