@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from ipaddress import IPv6Network, ip_network
 
 from agent_egress.floors import METADATA, NEVER, Network, parse_network, subnet
-from agent_egress.identity import CANARY_HOST
+from agent_egress.identity import OWN_DOMAIN
 from agent_egress.names import canonical_pattern
 from agent_egress.paths import template_is_valid
 
@@ -70,7 +70,7 @@ def parse_range(text: str) -> str:
 def parse_pattern(text: str) -> str:
     """A host, `*.domain`, an address or a CIDR range, in canonical form. Raises: ValueError."""
     pattern = canonical_pattern(text)
-    if pattern.removeprefix("*.") == "localhost" or pattern.endswith((".localhost", CANARY_HOST)):
+    if f".{pattern.removeprefix('*.')}".endswith((".localhost", f".{OWN_DOMAIN}")):
         raise ValueError("never leaves the sandbox")
     return parse_range(pattern) if "/" in pattern else pattern
 

@@ -35,6 +35,9 @@ UNBOUND_PORT = 3054
 LOOPBACK4 = "127.0.0.1"
 LOOPBACK6 = "::1"
 
+OWN_DOMAIN = "agent-container.invalid"
+"""Names that we ask for ourselves, to see them refused: no rule is over one of them."""
+
 CANARY_HOST = "canary.agent-container.invalid"
 """Answered by the filter itself with 127.0.0.1; `.invalid` (RFC 6761) never exists elsewhere."""
 

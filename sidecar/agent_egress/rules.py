@@ -14,7 +14,7 @@ from ipaddress import IPv4Address, IPv6Network, ip_address
 from types import MappingProxyType
 
 from agent_egress.floors import METADATA, NEVER, Address, Network, behind_nat64, nat64, parse_network, subnet
-from agent_egress.identity import CANARY_HOST
+from agent_egress.identity import OWN_DOMAIN
 from agent_egress.names import NameRefused, canonical_header, canonical_name, canonical_pattern
 from agent_egress.paths import template_is_valid
 from agent_egress.rows import Row
@@ -304,7 +304,7 @@ def _parse_rule(value: object, where: str, problems: list[str], allow_metadata: 
     pattern = raw
     try:
         pattern = canonical_pattern(raw)
-        if pattern.removeprefix("*.") == "localhost" or pattern.endswith((".localhost", CANARY_HOST)):
+        if f".{pattern.removeprefix('*.')}".endswith((".localhost", f".{OWN_DOMAIN}")):
             problems.append(f"{where}.pattern: {raw!r}: never leaves the sandbox")
     except NameRefused as error:
         problems.append(f"{where}.pattern: {raw!r}: {error}")

@@ -202,6 +202,8 @@ REFUSED = {
     "a decimal address": ("egress: {allow: ['2130706433']}", 1, "egress.allow[0]", "address"),
     "loopback": ("egress: {allow: [127.0.0.0/8]}", 1, "egress.allow[0]", "no rule opens it"),
     "localhost": ("egress: {allow: [localhost]}", 1, "egress.allow[0]", "never leaves"),
+    # A start looks whether it is refused: allowed, no sandbox would start; killed, each would be ended at once.
+    "a name of our own": ("egress: {kill: ['*.agent-container.invalid']}", 1, "egress.kill[0]", "never leaves"),
     "everything": ("egress: {allow: [0.0.0.0/0]}", 1, "egress.allow[0]", "too wide"),
     "half of everything": ("egress: {allow: [128.0.0.0/1]}", 1, "egress.allow[0]", "too wide"),
     "a range with host bits": ("egress: {allow: [10.1.2.3/8]}", 1, "egress.allow[0]", "host bits"),

@@ -517,6 +517,8 @@ def test_patterns_that_are_refused(text: str, words: str) -> None:
         (b'{"version":1,"rules":[{"action":"allow","pattern":"ok.test","ports":[true]}]}', "not a port"),
         (b'{"version":1,"rules":[{"action":"allow","pattern":"localhost"}]}', "never leaves"),
         (b'{"version":1,"rules":[{"action":"allow","pattern":"canary.agent-container.invalid"}]}', "never leaves"),
+        (b'{"version":1,"rules":[{"action":"kill","pattern":"prove.agent-container.invalid"}]}', "never leaves"),
+        (b'{"version":1,"rules":[{"action":"kill","pattern":"*.agent-container.invalid"}]}', "never leaves"),
         (b'{"version":1,"rules":[{"action":"allow","pattern":"ok.test","addresses":["0.0.0.0/0"]}]}', "too wide"),
         (b'{"version":1,"rules":[{"action":"allow","pattern":"ok.test","addresses":["x"]}]}', "usual spelling"),
         (
