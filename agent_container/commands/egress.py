@@ -109,6 +109,11 @@ def change_rules(
                 nothing.message, hint=f"agent-container up, or with --save into {SPEC_NAME} for the next one"
             ) from None
         return Done(None, "", saving.changes, (*saving.write(ctx), "nothing is running: it holds from the next start"))
+    if saving is not None and sandbox.state.project_id != saving.project.id:
+        raise UsageError(
+            f"{sandbox.words} is another project's, and --save writes this one's {SPEC_NAME}",
+            hint="leave --save out, or do it where that project is",
+        )
     try:
         done = _put(ctx, sandbox, edit)
     except UsageError:

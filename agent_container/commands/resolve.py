@@ -200,6 +200,15 @@ def load_credentials(ctx: Context) -> list[Credential]:
 
 def asked_grants(ctx: Context, project: Project, spec: ProjectSpec, profile: AgentProfile) -> Grants:
     """What the spec asks for, the image's digest and the agent's own hosts included."""
+    digests, also = grant_sources(ctx, project, spec, profile)
+    return grants_of(spec, image_digests=digests, also=also)
+
+
+def grant_sources(
+    ctx: Context, project: Project, spec: ProjectSpec, profile: AgentProfile
+) -> tuple[dict[str, str], list[str]]:
+    """What is asked for besides the spec's own words, as it is at this moment: what its image resolves to, and lines
+    of text."""
     base = spec.image.base
     digests = {}
     if base != DEFAULT_BASE and "@" not in base:
@@ -212,7 +221,7 @@ def asked_grants(ctx: Context, project: Project, spec: ProjectSpec, profile: Age
         if now != before:
             what = "it changed while an agent worked, and tools on this host run or obey it"
             also.append(f"{path} as it is now, {now or 'absent'}: {what}")
-    return grants_of(spec, image_digests=digests, also=also)
+    return digests, also
 
 
 def approve(ctx: Context, resolved: Resolved, *, accept: str | None) -> None:
