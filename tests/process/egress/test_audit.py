@@ -104,8 +104,8 @@ def test_a_peer_may_write_its_own_kinds_alone(sidecar: Sidecar, roles: str) -> N
 
 
 def test_the_uids_of_the_sidecar_are_the_defaults() -> None:
-    assert set(ROLES) == {identity.POLICY, identity.DNS, 0}
-    assert ROLES[identity.POLICY] == {"policy"} and ROLES[identity.DNS] == {"dns"}
+    assert set(ROLES) == {identity.POLICY, identity.DNS, identity.SCAN, 0}
+    assert ROLES[identity.POLICY] == {"policy"} and ROLES[identity.DNS] == {"dns"} and ROLES[identity.SCAN] == {"scan"}
 
 
 def test_an_unknown_uid_is_cut_off_before_it_says_anything(sidecar: Sidecar) -> None:
