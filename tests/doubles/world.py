@@ -200,6 +200,8 @@ class Web(BaseHTTPRequestHandler):
             self.websocket()
         elif self.path.startswith("/sse"):
             self.events()
+        elif self.path.startswith("/silent/"):
+            self.silent(float(self.path.rpartition("/")[2]))
         elif self.path.startswith("/hold"):
             self.hold()
         elif self.path.startswith("/bulk/"):
@@ -229,6 +231,18 @@ class Web(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
             self.wfile.flush()
             time.sleep(0.5)  # told apart on a busy machine too
+        self.wfile.write(b"0\r\n\r\n")
+
+    def silent(self, pause_s: float) -> None:
+        """An event, a long silence, another event."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for text in (b"data: before\n\n", b"data: after\n\n"):
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(text), text))
+            self.wfile.flush()
+            time.sleep(pause_s if b"before" in text else 0)
         self.wfile.write(b"0\r\n\r\n")
 
     def bulk(self, size: int) -> None:
