@@ -1,5 +1,5 @@
-"""Streams that fall silent. A model thinks for minutes; squid's own limits cut a stream that says nothing for a quarter of
-an hour. Time is scaled 1:600 here: ours of two hours is 12 s, squid's default of 900 s is 2 s, the silence is 5 s."""
+"""Streams that fall silent. A model thinks for minutes; squid's own limits cut a stream that says nothing for a quarter
+of an hour. Time is scaled 1:600 here: our two hours are 12 s, squid's default of 900 s is 2 s, the silence is 5 s."""
 
 from __future__ import annotations
 
