@@ -4,6 +4,7 @@ signed account of what was seen. It changes nothing in the sandbox; its refusals
 from __future__ import annotations
 
 import base64
+import json
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -68,7 +69,7 @@ def prove(ctx: Context, *, run: str | None) -> Proof:
     egress, agent = _containers(ctx, sandbox)
     held = sandbox.control.policy()
     status = sandbox.control.status()
-    facts = _facts(egress, held.policy)
+    facts = facts_about(egress, held.policy, resolvers=_resolvers(ctx, sandbox))
     before = max(
         (_seq(row) for row in read_log(ctx, run=sandbox.state.id, wanted=Wanted(), last=1, follow=False)), default=0
     )
@@ -119,7 +120,14 @@ def _containers(ctx: Context, sandbox: Sandbox) -> tuple[ContainerState, Contain
     return egress, agent
 
 
-def _facts(egress: ContainerState, policy: Policy) -> Facts:
+def _resolvers(ctx: Context, sandbox: Sandbox) -> tuple[str, ...]:
+    """The resolvers that the sidecar was rendered with."""
+    document = json.loads((ctx.store.sessions.rendered_dir(sandbox.state.id) / "session.json").read_bytes())
+    return tuple(map(str, document["resolvers"]))
+
+
+def facts_about(egress: ContainerState, policy: Policy, *, resolvers: tuple[str, ...]) -> Facts:
+    """What the battery must know of a sandbox: where to aim, and what its user's own rules are over."""
     networks: Mapping[str, Any] = _section(egress.raw, "NetworkSettings").get("Networks") or {}
     gateways = tuple(str(row["Gateway"]) for row in networks.values() if row.get("Gateway"))
     near = neighbours(egress.raw)
@@ -127,9 +135,10 @@ def _facts(egress: ContainerState, policy: Policy) -> Facts:
         host for host in (*PROXIED, *gateways) if any(decide_name(policy, host, port).allowed for port in PORTS)
     )
     return Facts(
+        resolvers=resolvers,
         gateways=gateways,
         neighbours=near,
-        kills=killed(policy, (*AIMED_AT, *PROXIED, *gateways, *near)),
+        kills=killed(policy, (*AIMED_AT, *PROXIED, *gateways, *near, *resolvers)),
         leave_out=out,
     )
 

@@ -76,6 +76,13 @@ def _targets(facts: Facts, usual: str) -> tuple[str, ...]:
     return facts.spare((*(address for address in facts.neighbours if (":" in address) is family), usual))
 
 
+def _known(facts: Facts, hosts: tuple[str, ...], what: str) -> tuple[str, ...]:
+    """Those that may be contacted. Raises Refused, which says so, where there is nothing to aim at."""
+    if not hosts:
+        raise Refused(f"left out: there is no {what}")
+    return facts.spare(hosts)
+
+
 def _sending(addresses: tuple[str, ...], port: int, **how: int) -> Iterator[str]:
     for address in addresses:
         try:
@@ -158,13 +165,13 @@ def private_networks(facts: Facts) -> str:
 @attempt("raw")
 def gateway(facts: Facts) -> str:
     """The gateway, which is this machine."""
-    return each(_connecting(facts.spare(facts.gateways) if facts.gateways else (), (22, 2375, 2376, 8080)))
+    return each(_connecting(_known(facts, facts.gateways, "gateway"), (22, 2375, 2376, 8080)))
 
 
 @attempt("raw")
 def resolver_other_port(facts: Facts) -> str:
     """The resolvers, another port than DNS."""
-    return each(_connecting(facts.spare(facts.resolvers) if facts.resolvers else (), (853, 22)))
+    return each(_connecting(_known(facts, facts.resolvers, "resolver"), (853, 22)))
 
 
 # --- IPv6 ---
@@ -254,7 +261,7 @@ def name_not_allowed(_: Facts) -> str:
 @attempt("dns")
 def name_from_resolvers(facts: Facts) -> str:
     """The same, straight to the resolvers."""
-    return each(_asking(facts.resolvers, (A, AAAA)))
+    return each(_asking(_known(facts, facts.resolvers, "resolver"), (A, AAAA)))
 
 
 @attempt("dns")
