@@ -171,6 +171,9 @@ def test_saving_keeps_the_spec_as_it_was_written_and_needs_no_second_yes(world: 
     assert "saved in agent-container.yaml" in done["words"]
     assert spec.read_text() == before.replace("# the service\n", "# the service\n    - demo.acme.test\n")
     assert spec.stat().st_uid == owner
+    # The mount that keeps it from the agent still holds: it would be gone with a new file in the old one's place.
+    world.agc("exec", "/bin/sh", "-c", "echo '# mine' >>agent-container.yaml", cwd=live, code=None)
+    assert "# mine" not in spec.read_text()
     assert world.digest(live, "--bind") == ""
     assert up(world, live)["session"] == session
     assert rules(world, live)["allow", "demo.acme.test"]["origin"].startswith("spec egress.allow[1]")
