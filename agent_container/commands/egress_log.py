@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -86,9 +86,8 @@ def read_log(
     if wanted.all:
         yield from _live(ctx, sandbox.egress, (*options, "--follow"), stop)
         return
-    history = deque(_live(ctx, sandbox.egress, (), stop))
-    yield from _last(iter(history), wanted, last)
-    known = _seq(history[-1]) if history else 0
+    history, known = newest(_live(ctx, sandbox.egress, (), stop), wanted, last)
+    yield from history
     # From the start again, so that nothing falls between the two.
     following = _live(ctx, sandbox.egress, ("--follow",), stop)
     yield from (row for row in following if _seq(row) > known and wanted.fits(row))
@@ -99,9 +98,20 @@ def _seq(receipt: Receipt) -> int:
     return seq if isinstance(seq, int) else 0
 
 
+def newest(receipts: Iterable[Receipt], wanted: Wanted, count: int) -> tuple[deque[Receipt], int]:
+    """The last so many that are wanted, and the number of the last of all. No more are held at any time: an agent
+    makes as many as it likes."""
+    kept: deque[Receipt] = deque(maxlen=max(count, 0))
+    known = 0
+    for receipt in receipts:
+        known = _seq(receipt)
+        if wanted.fits(receipt):
+            kept.append(receipt)
+    return kept, known
+
+
 def _last(receipts: Iterator[Receipt], wanted: Wanted, count: int) -> Iterator[Receipt]:
-    kept: deque[Receipt] = deque((row for row in receipts if wanted.fits(row)), maxlen=max(count, 0))
-    yield from kept
+    yield from newest(receipts, wanted, count)[0]
 
 
 def _live(ctx: Context, container: str, options: tuple[str, ...], stop: Callable[[], bool]) -> Iterator[Receipt]:

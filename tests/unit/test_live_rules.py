@@ -3,9 +3,13 @@ what `egress explain` says of a URL."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator
+
 import pytest
 
 from agent_container.commands.egress_explain import explained, parse_target
+from agent_container.commands.egress_log import Receipt, Wanted, newest
 from agent_container.commands.egress_watch import MAX_ROWS, Board
 from agent_container.errors import UsageError
 from agent_container.live_rules import allow, carried_over, deny, live_rules, parse_entry, remove, what_to_type
@@ -210,3 +214,31 @@ def test_names_without_end_are_counted_and_not_listed() -> None:
     for number in range(MAX_ROWS + 50):
         board.add(refusal(f"host{number}.test"))
     assert (len(board.rows), board.unlisted) == (MAX_ROWS, 50)
+
+
+# --- the log ---
+
+
+class Counted(dict[str, object]):
+    """A receipt of which it can be told when it is gone."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
+def test_of_a_log_without_end_only_what_is_shown_is_held() -> None:
+    alive: weakref.WeakSet[Counted] = weakref.WeakSet()
+    most = 0
+
+    def receipts() -> Iterator[Receipt]:
+        nonlocal most
+        for seq in range(1, 2001):
+            one = Counted(refusal(f"host{seq}.example"), seq=seq, action="deny" if seq % 3 else "allow")
+            alive.add(one)
+            most = max(most, len(alive))
+            yield one
+
+    kept, known = newest(receipts(), Wanted(denied=True), 10)
+    assert [row["seq"] for row in kept] == [1986, 1987, 1988, 1990, 1991, 1993, 1994, 1996, 1997, 1999, 2000][-10:]
+    assert known == 2000
+    assert most < 20
