@@ -20,7 +20,7 @@ from agent_egress.enforcement import DENY_ALL, Enforcement, checked_policy, narr
 from agent_egress.policy import Policy
 from agent_egress.pulse import Pulse
 from agent_egress.receipts import Fields, key_commitment
-from agent_egress.ruleset import RulesetError
+from agent_egress.ruleset import Live, RulesetError
 from agent_egress.scanning import Scanning
 from agent_egress.session_file import Settings
 from agent_egress.traffic import Tally
@@ -241,11 +241,13 @@ class Boundary:
         with contextlib.suppress(WireError):  # bytes counted since the last receipt; the seal does not wait for them
             await probes.ask(identity.POLICY_SOCKET, {"op": "flush"}, timeout_s=identity.ANSWER_DEADLINE_S)
         self.fleet.stop("dns", "unbound", "policy", "scan")
+        policy = self._held.in_force
         self._held.write(DENY_ALL)
-        # What came in with the last request: the record must not say that all went well.
-        self._shut_if_killed(await self._audit({"op": "counters"}))
         live = ruleset.read_back()
-        await self._record([*self._tally.receipts(live), {"kind": "policy", "policy": DENY_ALL.digest}])
+        await self._record(self._counted(live, policy))
+        # What came in with the last request or packet: the record must not say that all went well.
+        self._shut_if_killed(await self._audit({"op": "counters"}))
+        await self._record([{"kind": "policy", "policy": DENY_ALL.digest}])
         said = "killed" if self._killed.words else str(outcome)[:64]
         request = {"op": "seal", "outcome": said, "totals": dict(live.counters)}
         answer = await self._audit(request)
@@ -315,8 +317,7 @@ class Boundary:
             except RulesetError:
                 live = None
             if live is not None:
-                found = self._tally.receipts(live)
-                await self._record([*found, *kills.packets(self._held.in_force, found)])
+                await self._record(self._counted(live, self._held.in_force))
             if live is None or not self._held.intact(live):
                 await self._reload()
         if self._deadline is not None and now_s() >= self._deadline and not self._held.cut:
@@ -348,6 +349,11 @@ class Boundary:
             return False
         self._show_health()
         return True
+
+    def _counted(self, live: Live, policy: Policy) -> list[Fields]:
+        """Receipts of the kernel's counts, and of contact by a packet among them."""
+        found = self._tally.receipts(live, first=lambda flow: kills.ends(policy, flow.address, flow.port))
+        return [*found, *kills.packets(policy, found)]
 
     async def watch(self) -> None:
         """Every few seconds: each daemon still answers."""

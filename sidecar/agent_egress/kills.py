@@ -36,6 +36,11 @@ def tripwire(policy: Policy, *, credential: str, where: str, host: str, port: in
     return receipts
 
 
+def ends(policy: Policy, host: str, port: int) -> bool:
+    """Whether contact with this host, by whatever packet, ends the session."""
+    return policy.kills and decide_name(policy, host, port).action == KIND
+
+
 def packets(policy: Policy, found: Iterable[Fields]) -> list[Fields]:
     """The receipts of contact by a packet alone, whatever protocol it spoke, among what the kernel dropped."""
     receipts: list[Fields] = []

@@ -3,7 +3,7 @@ destinations that squid dialled. Pure; the kernel's sets are read by `ruleset`."
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from agent_egress.receipts import Fields
 from agent_egress.ruleset import Flow, Live
@@ -20,13 +20,14 @@ class Tally:
         self._before: dict[tuple[str, str, str, int], int] = {}
         self._drops = 0
 
-    def receipts(self, live: Live) -> list[Fields]:
-        """One receipt for each destination with new packets."""
+    def receipts(self, live: Live, *, first: Callable[[Flow], bool] = lambda _: False) -> list[Fields]:
+        """One receipt for each destination with new packets. `first`: which are written out however many others there
+        are, so that nobody hides one among them."""
         connections = [
             {"kind": "connection", "address": flow.address, "port": flow.port, "packets": packets}
             for flow, packets in self._new("dialled", live.dialled())
         ]
-        drops = sorted(self._new("seen", live.seen()), key=lambda row: -row[1])
+        drops = sorted(self._new("seen", live.seen()), key=lambda row: (not first(row[0]), -row[1]))
         found: list[Fields] = [*connections]
         found += [
             {"kind": "drop", "address": f.address, "proto": f.protocol, "port": f.port, "count": packets}

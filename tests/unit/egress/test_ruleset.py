@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_egress import ruleset
+from agent_egress import kills, ruleset
 from agent_egress.floors import FLOOR4, FLOOR6, NEVER4, NEVER6
 from agent_egress.policy import Policy, Rule
 from agent_egress.ruleset import Live, policy_statements, problems
@@ -139,6 +139,16 @@ def test_an_element_that_timed_out_counts_from_nothing() -> None:
     tally.receipts(live(dialled4=[flow("198.51.100.7", 9, 443)]))
     found = tally.receipts(live(dialled4=[flow("198.51.100.7", 2, 443)]))
     assert found[0]["packets"] == 2
+
+
+def test_contact_with_a_killed_host_does_not_hide_in_a_scan() -> None:
+    policy = Policy((Rule("kill", "203.0.113.0/28"),))
+    packets: list[object] = [flow(f"198.51.100.{i}", 2, "tcp", 22) for i in range(200)]
+    packets.append(flow("203.0.113.9", 1, "udp", 9))
+    found = Tally().receipts(live(seen4=packets), first=lambda one: kills.ends(policy, one.address, one.port))
+    told = kills.packets(policy, found)
+    assert [(row["host"], row["rule"]) for row in told] == [("203.0.113.9", "kill 203.0.113.0/28")]
+    assert len(found) <= MAX_DROPS + 1
 
 
 def test_a_scan_is_counted_and_not_written_out() -> None:
