@@ -45,6 +45,8 @@ class Seen:
     what: str
     held: bool
     detail: str
+    tried: bool = True
+    """False for what was left out, which says nothing."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def prove(ctx: Context, *, run: str | None) -> Proof:
     tried = probe_twin(
         ctx.engine, agent.id, image=egress.image_id, labels=(*labels, (f"{LABEL}.role", "twin")), facts=facts
     )
-    ctx.report(f"Tried {len(tried)} ways out, from a twin of the agent's container")
+    ctx.report(f"Tried {sum(one.tried for one in tried)} ways out, from a twin of the agent's container")
     rows = (
         *(_tried(one) for one in tried),
         *_host_rows(ctx, sandbox, egress, agent, status),
@@ -88,7 +90,7 @@ def prove(ctx: Context, *, run: str | None) -> Proof:
     proof = Proof(
         session=sandbox.state.id,
         held=all(row.held for row in rows),
-        tried=len(tried),
+        tried=sum(one.tried for one in tried),
         rows=rows,
         about=(
             ("version", __version__),
@@ -144,7 +146,7 @@ def facts_about(egress: ContainerState, policy: Policy, *, resolvers: tuple[str,
 
 
 def _tried(one: Tried) -> Seen:
-    return Seen("sandbox", one.group, one.name, one.what, one.held, one.detail)
+    return Seen("sandbox", one.group, one.name, one.what, one.held, one.detail, one.tried)
 
 
 def _host_rows(

@@ -29,6 +29,8 @@ class Tried:
     name: str
     group: str
     what: str
+    tried: bool
+    """Whether it was made: a user's own kill rule keeps some from being made."""
     held: bool
     detail: str
     seconds: float
@@ -96,6 +98,7 @@ def _parse(done: ExecResult) -> tuple[Tried, ...]:
                 name=str(row["name"]),
                 group=str(row["group"]),
                 what=str(row["what"]),
+                tried=row["tried"] is True,
                 held=row["held"] is True,
                 detail=str(row["detail"]),
                 seconds=float(row["seconds"]),

@@ -301,7 +301,10 @@ def show_receipt(ui: Ui, receipt: Mapping[str, object]) -> None:
 
 def show_proof(ui: Ui, proof: Proof) -> None:
     """A table of everything that was tried, what it was seen on, and the verdict last."""
-    cells = [("held" if row.held else "OPEN", row.group, row.what, row.detail) for row in proof.rows]
+    cells = [
+        (("held" if row.held else "OPEN") if row.tried else "left", row.group, row.what, row.detail)
+        for row in proof.rows
+    ]
     styles = ["" if row.held else BAD for row in proof.rows]
     ui.table(("", "group", "tried", "seen"), [(a, b, c, one_line(d, width=60)) for a, b, c, d in cells], styles=styles)
     ui.fields((*proof.about, ("signed account", str(proof.path or ""))))
@@ -309,4 +312,6 @@ def show_proof(ui: Ui, proof: Proof) -> None:
     if open_ones:
         ui.text(f"NOT HELD: {len(open_ones)} of {len(proof.rows)}", style=BAD)
     else:
-        ui.text(f"held: {len(proof.rows)} of {len(proof.rows)}, in {duration(proof.seconds)}", style=GOOD)
+        tried = sum(row.tried for row in proof.rows)
+        left = f", {len(proof.rows) - tried} left out" if tried < len(proof.rows) else ""
+        ui.text(f"held: {tried} of {tried}{left}, in {duration(proof.seconds)}", style=GOOD)

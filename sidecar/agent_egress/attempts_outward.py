@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 
 from agent_egress import identity
-from agent_egress.prober import Facts, Refused, attempt
+from agent_egress.prober import Facts, LeftOut, Refused, attempt
 
 TARGET4 = "198.51.100.254"
 """A documentation address (RFC 5737), which is nobody's: what gets through goes nowhere."""
@@ -79,7 +79,7 @@ def _targets(facts: Facts, usual: str) -> tuple[str, ...]:
 def _known(facts: Facts, hosts: tuple[str, ...], what: str) -> tuple[str, ...]:
     """Those that may be contacted. Raises Refused, which says so, where there is nothing to aim at."""
     if not hosts:
-        raise Refused(f"left out: there is no {what}")
+        raise LeftOut(f"left out: there is no {what}")
     return facts.spare(hosts)
 
 

@@ -17,7 +17,7 @@ from agent_egress.attempts_outward import (
     each,
     tcp,
 )
-from agent_egress.prober import Facts, Refused, attempt
+from agent_egress.prober import Facts, LeftOut, Refused, attempt
 
 LOOPBACKS = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "127.1", "2130706433", "0x7f000001", "::ffff:127.0.0.1")  # noqa: S104 - asked for, not bound
 PROXIED = (REFUSED_HOST, TARGET4, TARGET6, *METADATA4, METADATA6, *PRIVATE4, *LOOPBACKS)
@@ -124,7 +124,7 @@ def trace(_: Facts) -> str:
 def intercepted_http(facts: Facts) -> str:
     """Plain http to the address of nobody, unasked."""
     if TARGET4 in facts.leave_out:
-        raise Refused("left out: this sandbox's policy names it")
+        raise LeftOut("left out: this sandbox's policy names it")
     with tcp(facts.spare((*facts.neighbours, TARGET4))[0], 80) as sock:
         sock.sendall(f"GET / HTTP/1.1\r\nHost: {REFUSED_HOST}\r\nConnection: close\r\n\r\n".encode())
         line = sock.recv(4096).split(b"\r\n", 1)[0]

@@ -171,9 +171,10 @@ class Boundary:
         if self._held.cut:
             return
         await self._enforce(policy)
-        await self._refresh_unbound()
+        # First what was open: a failure after it leaves nothing that the new policy refuses.
         if narrower(before, policy):
             await self.fleet.again("squid")
+        await self._refresh_unbound()
 
     async def put_credentials(self, credentials: object, *, stored: object = None) -> None:
         """Hands decoys and secrets to the policy process, which alone holds them; kept for its successor. `stored` are

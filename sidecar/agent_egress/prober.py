@@ -39,12 +39,16 @@ class Facts:
         """Those of the hosts that may be contacted. Raises Refused when there is none."""
         left = tuple(host for host in hosts if host not in self.kills)
         if not left:
-            raise Refused("left out: a kill rule is over it")
+            raise LeftOut("left out: a kill rule is over it")
         return left
 
 
 class Refused(Exception):
     """The boundary refused, in words: what an attempt hopes for in vain."""
+
+
+class LeftOut(Exception):
+    """An attempt that is not made here, in words why: it says nothing about the boundary."""
 
 
 Run = Callable[[Facts], str]
@@ -72,6 +76,8 @@ class Finding:
     name: str
     group: str
     what: str
+    tried: bool
+    """Whether it was made at all."""
     held: bool
     detail: str
     seconds: float
@@ -94,15 +100,18 @@ def attempt(group: str, *, core: bool = False, alone: bool = False) -> Callable[
 def try_out(one: Attempt, facts: Facts) -> Finding:
     """Makes one attempt. A `control` must get through: where nothing works, no refusal means anything."""
     began = time.monotonic()
-    through, detail = True, ""
+    through, detail, tried = True, "", True
     try:
         detail = one.run(facts)
+    except LeftOut as error:
+        through, detail, tried = one.group == "control", str(error), False
     except TimeoutError:
         through, detail = True, "no refusal came: it went somewhere, or into nothing"
     except (Refused, OSError, ValueError) as error:
         through, detail = False, str(error) or type(error).__name__
     held = through if one.group == "control" else not through
-    return Finding(one.name, one.group, one.what, held, detail[:MAX_DETAIL], round(time.monotonic() - began, 3))
+    seconds = round(time.monotonic() - began, 3)
+    return Finding(one.name, one.group, one.what, tried, held, detail[:MAX_DETAIL], seconds)
 
 
 def try_all(attempts: Iterable[Attempt], facts: Facts) -> list[Finding]:
@@ -121,6 +130,7 @@ def row(finding: Finding) -> Mapping[str, object]:
         "name": finding.name,
         "group": finding.group,
         "what": finding.what,
+        "tried": finding.tried,
         "held": finding.held,
         "detail": finding.detail,
         "seconds": finding.seconds,

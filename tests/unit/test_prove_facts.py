@@ -35,4 +35,6 @@ def test_what_a_kill_rule_is_over_is_known() -> None:
 @pytest.mark.parametrize("name", ["gateway", "name_from_resolvers", "resolver_other_port"])
 def test_an_attempt_without_an_aim_says_that_it_was_left_out(name: str) -> None:
     run = getattr(attempts_outward, name)
-    assert try_out(Attempt(name, "raw", "", run), Facts()).detail.startswith("left out: there is no")
+    found = try_out(Attempt(name, "raw", "", run), Facts())
+    assert not found.tried
+    assert found.detail.startswith("left out: there is no")
