@@ -63,8 +63,14 @@ STAGES = {
             "integration",
             3300,
             tests=("tests/integration",),
-            # The one of these that is longest by far runs two commands at a time by itself.
-            beside=tuple(f"tests/integration/test_{name}.py" for name in ("killed", "lifecycle", "run", "sidecar")),
+            # The first half is the real agents, and what is new. The longest of these runs two commands at a time by itself.
+            beside=tuple(
+                f"tests/integration/test_{name}.py"
+                for name in (
+                    *("egress_live", "kill", "killed", "lifecycle", "protocols", "prove", "run"),
+                    *("scanning", "sidecar", "streams", "up"),
+                )
+            ),
         ),
         Stage("redteam", 1200, tests=("tests/redteam",), beside=("tests/redteam/test_mutants.py",)),
         Stage("quick-integration", 300, tests=("tests/integration", "tests/redteam"), marker="quick"),
