@@ -63,7 +63,7 @@ STAGES = {
             "integration",
             3300,
             tests=("tests/integration",),
-            # The first half is the real agents, and what is new. The longest of these runs two commands at a time by itself.
+            # The first half is the real agents, and what is new.
             beside=tuple(
                 f"tests/integration/test_{name}.py"
                 for name in (
