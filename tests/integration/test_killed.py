@@ -48,8 +48,11 @@ VERBS = (
     Verb(("redeploy",), before=(("up",),), only=("store.write", "engine.create", "docker.start agent")),
 )
 MUST_REACH = {
-    "run": ("engine.create#1", "exec.session.open#1", "channel.turn.start#1", "exec.seal#1", "docker.create collect#1"),
-    "up": ("engine.create#1", "docker.start egress#1", "docker.start agent#1"),
+    "run": (
+        *("engine.create#1", "exec.session.open#1", "exec.core#1", "exec.posture#1", "channel.turn.start#1"),
+        *("exec.seal#1", "docker.create collect#1"),
+    ),
+    "up": ("engine.create#1", "docker.start egress#1", "exec.core#1", "exec.posture#1", "docker.start agent#1"),
     "down": ("docker.stop agent#1", "exec.seal#1", "docker.remove_volume#1"),
     "redeploy": ("docker.stop agent#1", "exec.seal#1", "docker.start agent#1"),
 }

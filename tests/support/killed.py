@@ -120,9 +120,11 @@ def _role(api: Any, container: str) -> str:
 
 
 def _exec_label(_engine: Any, _container: str, argv: Sequence[str], *, stdin: bytes = b"", **_k: Any) -> str:
+    if argv[-1] == "--core":
+        return "exec.core"
     try:
-        return f"exec.{json.loads(stdin)['op']}"
-    except ValueError:
+        return f"exec.{json.loads(stdin.splitlines()[0])['op']}"  # of several requests in one exec the first
+    except (ValueError, IndexError):
         return f"exec.{argv[0]}"
 
 
