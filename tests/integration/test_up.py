@@ -289,7 +289,8 @@ def test_a_changed_spec_is_said_applied_and_costs_nothing_that_stays(world: Worl
     spec = project / "agent-container.yaml"
     first = world.agc("--json", "up", cwd=project).result["session"]
     inside(world, project, "echo kept >~/kept; echo gone >/tmp/gone; echo work >work")
-    spec.write_text(SPEC + "egress: {allow: [api.acme.test]}\n")
+    # A policy alone would be put in force as it stands; a limit of the container needs a new one.
+    spec.write_text(SPEC + "egress: {allow: [api.acme.test]}\nresources: {pids: 1000}\n")
     assert world.agc("--json", "plan", cwd=project).result["changes"][0] == "recreate the sandbox"
     asked = world.agc("--json", "up", cwd=project, code=2).error["digest"]
     assert world.agc("--json", "status", cwd=project).result["session"] == first
