@@ -67,8 +67,8 @@ STAGES = {
             beside=tuple(
                 f"tests/integration/test_{name}.py"
                 for name in (
-                    *("egress_live", "kill", "killed", "lifecycle", "protocols", "prove", "run"),
-                    *("scanning", "sidecar", "streams", "up"),
+                    *("egress_live", "kill", "killed", "lifecycle", "prove"),
+                    *("run", "scanning", "sidecar", "streams"),
                 )
             ),
         ),
