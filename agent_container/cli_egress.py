@@ -205,12 +205,11 @@ def egress_watch(run: RunOption = None) -> None:
 
     stop = threading.Event()
     context = CALL.context
-    wanted = Wanted(denied=True)
-    receipts = read_log(context, run=run, wanted=wanted, last=200, follow=True, stop=stop.is_set)
     if CALL.json or not CALL.ui.interactive:
-        for receipt in receipts:
+        for receipt in read_log(context, run=run, wanted=Wanted(denied=True), last=0, follow=True):
             _stream(receipt, "egress watch")
         return
+    receipts = read_log(context, run=run, wanted=Wanted(), last=2000, follow=True, stop=stop.is_set)
     from agent_container.ui.watch import watch_board
 
     def allow(row: Row, save: bool) -> str:

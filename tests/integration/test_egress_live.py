@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent_container.commands.egress_watch import Board
 from tests.support.world import DEMO, Done, World
 
 REFUSED_403 = "403"
@@ -195,10 +196,11 @@ def test_the_board_keeps_its_numbers_and_a_key_allows_what_its_row_shows(world: 
         terminal.expect(b"first.acme.test")
         fetch(world, live, "https://board.acme.test/")
         terminal.expect(b"board.acme.test")
-        rows = [line["event"] for line in egress(world, live, "log", "-n", "200", "--denied").lines[:-1]]
-        names = list(dict.fromkeys(row.get("host") or row.get("name") for row in rows))
-        shown = [name for name in names if name and not name.endswith(".invalid")]
-        terminal.type(str(shown.index("board.acme.test") + 1).encode())
+        board = Board()
+        for line in egress(world, live, "log", "-n", "2000").lines[:-1]:
+            board.add(line["event"])
+        assert {row.host for row in board.rows if not row.host.endswith(".test")} == set(), "what the tool itself tried"
+        terminal.type(str(next(row.number for row in board.rows if row.host == "board.acme.test")).encode())
         time.sleep(0.5)
         terminal.type(b"\r")
         terminal.expect(b"allow board.acme.test:443?")

@@ -209,6 +209,14 @@ def test_only_what_a_rule_could_open_can_be_chosen() -> None:
     assert [row.allowable for row in board.rows] == [True, False, False, False, False]
 
 
+def test_what_the_tool_tried_before_an_agent_was_there_is_not_shown() -> None:
+    board = Board()
+    board.add({"kind": "drop", "address": "198.51.100.254", "port": 9, "proto": "tcp"})
+    board.add({"kind": "canary", "action": "allow", "core": 15})
+    board.add(refusal("a.test"))
+    assert [(row.number, row.host) for row in board.rows] == [(1, "a.test")]
+
+
 def test_names_without_end_are_counted_and_not_listed() -> None:
     board = Board()
     for number in range(MAX_ROWS + 50):
