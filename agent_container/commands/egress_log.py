@@ -90,10 +90,11 @@ def read_log(
     yield from history
     # From the start again, so that nothing falls between the two.
     following = _live(ctx, sandbox.egress, ("--follow",), stop)
-    yield from (row for row in following if _seq(row) > known and wanted.fits(row))
+    yield from (row for row in following if sequence(row) > known and wanted.fits(row))
 
 
-def _seq(receipt: Receipt) -> int:
+def sequence(receipt: Receipt) -> int:
+    """Its place in the chain, from 1; 0 where it names none."""
     seq = receipt.get("seq")
     return seq if isinstance(seq, int) else 0
 
@@ -104,7 +105,7 @@ def newest(receipts: Iterable[Receipt], wanted: Wanted, count: int) -> tuple[deq
     kept: deque[Receipt] = deque(maxlen=max(count, 0))
     known = 0
     for receipt in receipts:
-        known = _seq(receipt)
+        known = sequence(receipt)
         if wanted.fits(receipt):
             kept.append(receipt)
     return kept, known

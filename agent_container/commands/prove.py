@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_container import __version__
 from agent_container.commands.context import Context
-from agent_container.commands.egress_log import Receipt, Wanted, read_log
+from agent_container.commands.egress_log import Receipt, Wanted, read_log, sequence
 from agent_container.commands.resolve import load_credentials
 from agent_container.commands.sandboxes import Sandbox, sandbox_named
 from agent_container.engine.posture import hardening_faults
@@ -73,7 +73,7 @@ def prove(ctx: Context, *, run: str | None) -> Proof:
     status = sandbox.control.status()
     facts = facts_about(egress, held.policy, resolvers=_resolvers(ctx, sandbox))
     before = max(
-        (_seq(row) for row in read_log(ctx, run=sandbox.state.id, wanted=Wanted(), last=1, follow=False)), default=0
+        (sequence(row) for row in read_log(ctx, run=sandbox.state.id, wanted=Wanted(), last=1, follow=False)), default=0
     )
     near = next((host for host in facts.neighbours if host not in facts.kills), None)
     ctx.report("Looked at both containers")
@@ -219,18 +219,13 @@ def _receipt_rows(ctx: Context, sandbox: Sandbox, *, after: int, near: str | Non
     until = time.monotonic() + RECEIPTS_WAIT_S
     while True:
         rows = read_log(ctx, run=sandbox.state.id, wanted=Wanted(), last=LAST, follow=False)
-        found = {_key(receipt) for receipt in rows if _seq(receipt) > after}
+        found = {_key(receipt) for receipt in rows if sequence(receipt) > after}
         missing = {name for name, (_, key) in wanted.items() if key not in found}
         if not missing or time.monotonic() > until:
             break
         time.sleep(0.5)
     for name, (what, _) in wanted.items():
         yield Seen("host", "receipts", name, what, name not in missing, "there is none" if name in missing else "")
-
-
-def _seq(receipt: Receipt) -> int:
-    seq = receipt.get("seq")
-    return seq if isinstance(seq, int) else 0
 
 
 def _key(receipt: Receipt) -> tuple[object, ...]:
