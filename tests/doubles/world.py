@@ -302,22 +302,19 @@ class TlsServer(Server):
     context: ssl.SSLContext
 
     def finish_request(self, request: socket.socket, client_address: object) -> None:
+        # Nothing is held here: a client that is cut in mid-handshake may take all of this time.
         request.settimeout(60)
-        names: list[str] = []
-        context = self.context
-
-        def remember(sock: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-            names.append(name or "")
-
-        with lock:
-            context.sni_callback = remember  # type: ignore[assignment]
-            wrapped = context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
-            wrapped.do_handshake()
-        wrapped.asked_name = names[0] if names else ""  # type: ignore[attr-defined]
+        wrapped = self.context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
         try:
+            wrapped.do_handshake()
             super().finish_request(wrapped, client_address)  # type: ignore[arg-type]
         finally:
             wrapped.close()
+
+
+def remember_name(sock: ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+    """Notes the name that a client asked for, for what its requests say of it."""
+    sock.asked_name = name or ""  # type: ignore[attr-defined]
 
 
 def openssl(*arguments: str) -> None:
@@ -401,6 +398,7 @@ def serve(settings: dict[str, object]) -> None:
     make_certificates(settings["names"])  # type: ignore[arg-type]
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS_DIR / "site.pem", TLS_DIR / "site.key")
+    context.sni_callback = remember_name  # type: ignore[assignment]
     TlsServer.context = context
     servers: list[socketserver.BaseServer] = [Server(("::", port), Web) for port in HTTP_PORTS]
     servers += [TlsServer(("::", port), Web) for port in TLS_PORTS]
