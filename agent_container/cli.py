@@ -17,9 +17,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from agent_container.cli_call import CALL, RunArgument, approved
+from agent_container.cli_call import CALL, KeyOption, RecordArgument, approved
 from agent_container.cli_egress import egress_app
-from agent_container.cli_records import credential_app, runs_app
+from agent_container.cli_records import credential_app, host_key_app, runs_app
 from agent_container.errors import AgentContainerError, UsageError
 
 EXIT_BUG = 70
@@ -28,7 +28,7 @@ INTERRUPTED = "interrupted; `agent-container ls` shows what goes on, the same co
 
 FLAGS = ("--json", "-q", "--quiet", "--verbose", "--no-input")
 VALUED = ("-C", "--directory", "-f", "--file")
-GROUPS = ("runs", "credential", "egress")
+GROUPS = ("runs", "host-key", "credential", "egress")
 TAKES_FOREIGN_ARGV = ("exec", "shell")
 """Verbs whose arguments from the first word on belong to a program in the sandbox."""
 MISSPELT = {
@@ -42,6 +42,7 @@ MISSPELT = {
     "runs kill": "runs stop",
     "runs delete": "runs rm",
     "runs remove": "runs rm",
+    "host-key ls": "host-key show",
     "credential add": "credential set",
     "credential list": "credential ls",
     "credential delete": "credential rm",
@@ -62,6 +63,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(runs_app, name="runs")
+app.add_typer(host_key_app, name="host-key")
 app.add_typer(credential_app, name="credential")
 app.add_typer(egress_app, name="egress")
 
@@ -339,11 +341,11 @@ def run(
 
 
 @app.command("verify-egress")
-def verify_egress(run: RunArgument = None) -> None:
+def verify_egress(run: RecordArgument = None, key: KeyOption = None) -> None:
     """Check every receipt of a run or session: links, seal, head, and each decision under its policy."""
     from agent_container.commands.verify_egress import verify_egress as verify
 
-    result = verify(CALL.context, run)
+    result = verify(CALL.context, run, key=key)
     CALL.ui.result(result, command="verify-egress", show=lambda: _show_verification(result))
     raise typer.Exit(result.exit_code)
 

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 RunArgument = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run's id or its beginning; the newest.")]
+RecordArgument = Annotated[
+    str | None, typer.Argument(metavar="[RUN|DIR]", help="A run's id or its beginning; or a record's directory.")
+]
+KeyOption = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="The host's public keys: checks the record in DIR by them alone."),
+]
 
 
 class Call:

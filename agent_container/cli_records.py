@@ -1,4 +1,4 @@
-"""The parsers of `runs` and `credential`: the records of runs, and the sealed store."""
+"""The parsers of `runs`, `host-key` and `credential`: the records of runs, what signs them, and the sealed store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from agent_container.cli_call import CALL, RunArgument
+from agent_container.cli_call import CALL, KeyOption, RecordArgument, RunArgument
 from agent_container.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent_container.records import RunRecord
 
 runs_app = typer.Typer(help="The records of past and present runs; without a verb, `runs ls`.", no_args_is_help=False)
+host_key_app = typer.Typer(help="The key that signs this host's records, by its public half.", no_args_is_help=True)
 credential_app = typer.Typer(help="The sealed store of credentials.", no_args_is_help=True)
 
 Everywhere = Annotated[bool, typer.Option("--all", help="Of every project.")]
@@ -191,14 +192,74 @@ def runs_export(
 
 
 @runs_app.command("verify")
-def runs_verify(run: RunArgument = None) -> None:
-    """Check a whole record: signature, files, receipts."""
-    from agent_container.commands.runs import verify_record
-    from agent_container.ui.views import show_verification
+def runs_verify(
+    run: RecordArgument = None,
+    key: KeyOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every record of the store; only bad ones are named.")
+    ] = False,
+) -> None:
+    """Check a whole record: signature, files, receipts. Or one that lies anywhere, or all of them."""
+    from agent_container.commands.verifying import verify_all, verify_named
+    from agent_container.ui.views import show_all_verified, show_bad_record, show_verification
 
-    result = verify_record(CALL.context, run)
+    if everything:
+        if run is not None or key is not None:
+            raise UsageError("--all takes no run and no key: it is over this host's store")
+        total = verify_all(
+            CALL.context,
+            on_bad=lambda bad: CALL.ui.stream(bad, command="runs verify", show=lambda: show_bad_record(CALL.ui, bad)),
+        )
+        CALL.ui.result(total, command="runs verify", show=lambda: show_all_verified(CALL.ui, total))
+        raise typer.Exit(total.exit_code)
+    result = verify_named(CALL.context, run, key=key)
     CALL.ui.result(result, command="runs verify", show=lambda: show_verification(CALL.ui, result))
     raise typer.Exit(result.exit_code)
+
+
+@host_key_app.command("show")
+def host_key_show() -> None:
+    """Fingerprints: the key in use, and former ones."""
+    from agent_container.commands.host_key import list_host_keys
+
+    rows = list_host_keys(CALL.context)
+
+    def show() -> None:
+        if not rows:
+            CALL.ui.info("this host has no key yet; its first record, or `agent-container host-key export`, makes it")
+            return
+        CALL.ui.table(("fingerprint", "state"), [row.cells for row in rows])
+
+    CALL.ui.result(rows, command="host-key show", show=show)
+
+
+@host_key_app.command("export")
+def host_key_export() -> None:
+    """Public halves in PEM, for who checks records elsewhere: > host.pub."""
+    from agent_container.commands.host_key import export_host_keys
+
+    exported = export_host_keys(CALL.context)
+    for row in exported.keys:
+        CALL.ui.info(f"{row.fingerprint} ({row.state})")
+    CALL.ui.result(exported, command="host-key export", show=lambda: CALL.ui.raw(exported.pem.encode()))
+
+
+@host_key_app.command("rotate")
+def host_key_rotate(yes: Annotated[bool, typer.Option("--yes", help="Without asking.")] = False) -> None:
+    """Make a new key and destroy the old one's private half; records that it signed stay verifiable."""
+    from agent_container.commands.host_key import rotate_host_key
+
+    if not yes and not CALL.ui.confirm("Make a new host key?", hint="agent-container host-key rotate --yes"):
+        raise UsageError("nothing was changed")
+    rotated = rotate_host_key(CALL.context)
+
+    def show() -> None:
+        if rotated.former is not None:
+            CALL.ui.text(f"former key {rotated.former}: its private half is gone")
+        CALL.ui.text(f"current key {rotated.current}")
+        CALL.ui.info("hand it to who verifies elsewhere: agent-container host-key export")
+
+    CALL.ui.result(rotated, command="host-key rotate", show=show)
 
 
 @credential_app.command("set")

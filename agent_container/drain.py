@@ -157,6 +157,7 @@ def finalize_run(
     add_file(staged, EVENTS, (encode_event(event) for event in events))
     for digest, body in policies.items():
         add_file(staged, f"policies/{digest.removeprefix('sha256:')}.json", body)
+    signer = store.host_key.signer()
     manifest = sign_manifest(
         Manifest(
             run=place.run_id,
@@ -164,9 +165,9 @@ def finalize_run(
             files=digest_tree(staged),
             policies=tuple(sorted(policies)),
             chain=chain.model_copy(update={"key": chain_key.hex() if chain.sealed and chain_key else None}),
-            host_key=base64.b64encode(store.host_key.public()).decode("ascii"),
+            host_key=base64.b64encode(signer.public).decode("ascii"),
         ),
-        store.host_key.sign,
+        signer.sign,
     )
     add_file(staged, MANIFEST, manifest.encode())
     store.runs.publish(staged, place)

@@ -7,7 +7,6 @@ anybody can check the chain; to forge it then needs the host's signing key.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 from collections.abc import Callable
@@ -79,15 +78,27 @@ def signature_fits(manifest: Manifest) -> bool:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        public = Ed25519PublicKey.from_public_bytes(base64.b64decode(manifest.host_key, validate=True))
-        public.verify(base64.b64decode(manifest.signature, validate=True), manifest.signed_bytes())
-    except (InvalidSignature, ValueError, binascii.Error):
+        public = Ed25519PublicKey.from_public_bytes(_unbase64(manifest.host_key))
+        public.verify(_unbase64(manifest.signature), manifest.signed_bytes())
+    except (InvalidSignature, ValueError):
         return False
     return True
 
 
+def _unbase64(text: str) -> bytes:
+    """The bytes; of their spellings the one that an encoder writes. Raises ValueError for any other."""
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode("ascii") != text:
+        raise ValueError("not as an encoder writes it")  # unused bits in the last letter
+    return data
+
+
 def parse_manifest(body: bytes) -> Manifest:
-    """The manifest that `encode` wrote. Raises ValueError in words."""
+    """The manifest that `encode` wrote. Raises ValueError in words.
+
+    Takes other spellings of the same values too (spaces, a default left out); whether `body` is the one that was
+    written is for who verifies: `manifest.encode() == body`.
+    """
     try:
         return Manifest.model_validate_json(body)
     except ValidationError as bad:

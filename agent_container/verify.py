@@ -9,10 +9,12 @@ nothing checked is never a success.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
 
 from agent_container.drain import RECEIPTS, RECORD, digest_file, file_pieces, list_files
 from agent_container.errors import StoreError, Tampered, Unverifiable
@@ -26,7 +28,9 @@ from agent_egress.policy import Policy, PolicyError
 from agent_egress.receipts import ZERO_MAC, ChainReport, Checkpoint, parse_receipt, verify_chain
 from agent_egress.replay import reconcile, replay
 
-VERIFIED, TAMPERED, UNVERIFIABLE = 0, 5, 6
+VERIFIED: Final = 0
+TAMPERED: Final = 5
+UNVERIFIABLE: Final = 6
 EXTRA_CHAIN_LINE_BYTES = 64
 MAX_NAMED = 50
 
@@ -64,6 +68,8 @@ class VerifyResult:
     counts: Counts
     head: VerifiedHead | None = None
     """The chain's head when the chain verified: the next checkpoint."""
+    signer: str = ""
+    """The fingerprint of the host key that signed; empty while nothing is known of it."""
 
     @property
     def verdict(self) -> str:
@@ -78,13 +84,17 @@ def verify_run(
     checkpoint: VerifiedHead | None = None,
     policies: Mapping[str, bytes] | None = None,
     host_key: bytes | None = None,
+    former_keys: Collection[bytes] = (),
     egress_only: bool = False,
+    elsewhere: bool = False,
 ) -> VerifyResult:
     """Checks one record directory.
 
     Without `chain_key` the key in the manifest is used, which holds as far as the manifest's signature does.
     `host_key` is this host's public half: without it, or with another's signature, nobody here vouches for the record.
-    `policies` adds to those in the record, by digest. `egress_only` leaves the other files' digests out.
+    `former_keys` are those that it had before, each as good. `policies` adds to those in the record, by digest.
+    `egress_only` leaves the other files' digests out. `elsewhere`: it lies outside a store, where a directory's name
+    says nothing.
     """
     return _Verification(
         run_dir,
@@ -92,18 +102,18 @@ def verify_run(
         checkpoint=checkpoint,
         policies=policies or {},
         host_key=host_key,
+        former_keys=former_keys,
         egress_only=egress_only,
+        elsewhere=elsewhere,
     ).run()
 
 
-def check_files(run_dir: Path, *, host_key: bytes | None) -> VerifyResult:
+def check_files(run_dir: Path, *, host_key: bytes | None, former_keys: Collection[bytes] = ()) -> VerifyResult:
     """The cheap part of `verify_run`: whether the manifest is this host's and every file has the digest in it.
 
     Says nothing of the chain, the decisions or the host's checkpoint.
     """
-    return _Verification(
-        run_dir, chain_key=None, checkpoint=None, policies={}, host_key=host_key, egress_only=False
-    ).files_only()
+    return _Verification(run_dir, host_key=host_key, former_keys=former_keys).files_only()
 
 
 class _Verification:
@@ -113,18 +123,24 @@ class _Verification:
         self,
         run_dir: Path,
         *,
-        chain_key: bytes | None,
-        checkpoint: VerifiedHead | None,
-        policies: Mapping[str, bytes],
         host_key: bytes | None,
-        egress_only: bool,
+        former_keys: Collection[bytes],
+        chain_key: bytes | None = None,
+        checkpoint: VerifiedHead | None = None,
+        policies: Mapping[str, bytes] = MappingProxyType({}),
+        egress_only: bool = False,
+        elsewhere: bool = False,
     ) -> None:
         self.dir = run_dir
+        self.run_id = run_dir.name
         self.chain_key = chain_key
         self.checkpoint = checkpoint
         self.policies = policies
         self.host_key = host_key
+        self.former_keys = former_keys
         self.egress_only = egress_only
+        self.elsewhere = elsewhere
+        self.signer = ""
         self.findings: list[Finding] = []
         self.files = self.receipts = self.replayed = 0
         self.head: VerifiedHead | None = None
@@ -159,11 +175,12 @@ class _Verification:
         weights = {finding.weight for finding in self.findings}
         code: Literal[0, 5, 6] = 5 if "tampered" in weights else 6 if weights else 0
         return VerifyResult(
-            run=self.dir.name,
+            run=self.run_id,
             exit_code=code,
             findings=tuple(self.findings),
             counts=Counts(self.files, self.receipts, self.replayed, len(self.policies)),
             head=self.head if code == VERIFIED else None,
+            signer=self.signer,
         )
 
     def _manifest(self) -> Manifest | None:
@@ -179,18 +196,23 @@ class _Verification:
         except ValueError as bad:
             self._tampered("manifest", MANIFEST, f"not a manifest: {bad}")
             return None
+        if manifest.encode() != body:
+            self._tampered("manifest", MANIFEST, "it is not spelled as it was written, though it may say the same")
         if not signature_fits(manifest):
             self._tampered("signature", MANIFEST, "the signature does not fit the manifest")
         try:
             signer = base64.b64decode(manifest.host_key)
         except ValueError:
             signer = b""  # a key that is none: the signature does not fit either, which is said above
+        self.signer = key_fingerprint(signer)
         if self.host_key is None:
-            self._cannot("host-key-missing", MANIFEST, f"the host key {key_fingerprint(signer)} is not here")
-        elif signer != self.host_key:
-            theirs, ours = key_fingerprint(signer), key_fingerprint(self.host_key)
-            self._cannot("other-host", MANIFEST, f"signed by host key {theirs}, this host's is {ours}")
-        if manifest.run != self.dir.name:
+            self._cannot("host-key-missing", MANIFEST, f"the host key {self.signer} is not here")
+        elif signer not in (self.host_key, *self.former_keys):
+            ours, whose = key_fingerprint(self.host_key), "that given" if self.elsewhere else "this host's"
+            self._cannot("other-host", MANIFEST, f"signed by host key {self.signer}, {whose} is {ours}")
+        if self.elsewhere:
+            self.run_id = manifest.run
+        elif manifest.run != self.dir.name:
             self._tampered("wrong-place", MANIFEST, f"this is the record of run {manifest.run}")
         return manifest
 
@@ -300,8 +322,8 @@ class _Verification:
             if policy is None:
                 missing.add(digest.removeprefix("sha256:")[:16])
                 self._cannot("policy-missing", "policies", f"the policy {digest} is not stored")
-            elif policy.digest != digest:
-                self._tampered("policy", f"policies/{digest}", f"its digest is {policy.digest}")
+            elif (found := {policy.digest, _digest(bodies[digest])}) != {digest}:
+                self._tampered("policy", f"policies/{digest}", f"its digest is {min(found - {digest})}")
             else:
                 parsed[digest] = policy
         self.policies = {digest: bodies[digest] for digest in parsed}
@@ -344,3 +366,8 @@ class _Verification:
 
     def _find(self, weight: Weight, kind: str, where: str, detail: str) -> None:
         self.findings.append(Finding(weight, kind, where, detail))
+
+
+def _digest(body: bytes) -> str:
+    """Of the bytes themselves, which is all that somebody without a parser of policies can compare."""
+    return f"sha256:{hashlib.sha256(body).hexdigest()}"

@@ -146,7 +146,11 @@ def run_raw(context: Context, run: str | None) -> Iterator[bytes]:
 
 def verify_record(context: Context, run: str | None, *, egress_only: bool = False) -> VerifyResult:
     """Verifies a run's record with this host's keys, and moves its checkpoint forward when it holds."""
-    place, store = resolve_run(context, run), context.store
+    return verify_place(context.store, resolve_run(context, run), egress_only=egress_only)
+
+
+def verify_place(store: Store, place: RunPlace, *, egress_only: bool = False) -> VerifyResult:
+    """The same for a record whose place is known."""
     record_session = place.run_id  # a run has a session of its own, of the same id
     try:
         chain_key = store.sessions.load_chain_key(record_session)
@@ -158,6 +162,7 @@ def verify_record(context: Context, run: str | None, *, egress_only: bool = Fals
         checkpoint=store.checkpoints.load(record_session),
         policies=_stored_policies(store, place),
         host_key=store.host_key.published(),
+        former_keys=store.host_key.former(),
         egress_only=egress_only,
     )
     if result.exit_code == VERIFIED and result.head is not None:
@@ -237,7 +242,7 @@ def _warnings(place: RunPlace, record: RunRecord) -> Iterator[str]:
 
 
 def _files_now(store: Store, place: RunPlace) -> FilesNow:
-    found = check_files(place.path, host_key=store.host_key.published())
+    found = check_files(place.path, host_key=store.host_key.published(), former_keys=store.host_key.former())
     states: dict[int, Literal["as-recorded", "changed"]] = {VERIFIED: "as-recorded", TAMPERED: "changed"}
     words = [f"{row.where}: {row.detail}" for row in found.findings]
     if len(words) > MAX_WARNINGS:

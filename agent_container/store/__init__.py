@@ -12,11 +12,12 @@ from pathlib import Path
 
 from agent_container.session import Phase, SessionLimits, SessionState
 from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, Touched, VerifiedHead
+from agent_container.store.host_key import HostKey
 from agent_container.store.locks import Holder, Locks
 from agent_container.store.paths import Roots, default_roots, safe_name
 from agent_container.store.proofs import Proofs
 from agent_container.store.runs import RunPlace, Runs
-from agent_container.store.sealing import HostKey, Sealer, key_id
+from agent_container.store.sealing import Sealer, key_id
 from agent_container.store.sessions import Sessions
 from agent_container.store.writer import Writer
 

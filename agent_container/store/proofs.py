@@ -6,8 +6,8 @@ import base64
 import json
 from pathlib import Path
 
+from agent_container.store.host_key import HostKey
 from agent_container.store.paths import safe_name
-from agent_container.store.sealing import HostKey
 from agent_container.store.writer import Writer
 
 
@@ -23,11 +23,12 @@ class Proofs:
     def save(self, session: str, *, name: str, document: dict[str, object]) -> Path:
         """Signs and stores a document; the signature is over the exact bytes of `document` in the file."""
         body = json.dumps(document, sort_keys=True, separators=(",", ":"))
+        signer = self._host_key.signer()
         signed = {
             "version": 1,
             "document": body,
-            "signature": base64.b64encode(self._host_key.sign(body.encode())).decode(),
-            "host_key": base64.b64encode(self._host_key.public()).decode(),
+            "signature": base64.b64encode(signer.sign(body.encode())).decode(),
+            "host_key": base64.b64encode(signer.public).decode(),
         }
         directory = self._directory / safe_name(session, what="session")
         path = directory / f"{safe_name(name, what='proof')}.json"

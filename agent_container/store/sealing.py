@@ -1,4 +1,4 @@
-"""Keys at rest: the key file that seals secrets, what a sealed file looks like, and the host's signing key.
+"""Secrets at rest: the key file that seals them, and what a sealed file looks like.
 
 AES-256-GCM under a 32-byte key file of mode 0600. The name of what is sealed is authenticated with it, so that one
 sealed file cannot be put in another's place. A sealed file names its key by id: a key that is gone reads as
@@ -16,7 +16,6 @@ import stat
 from pathlib import Path
 
 from agent_container.errors import StoreError, Unverifiable
-from agent_container.store.locks import Locks
 from agent_container.store.writer import Writer, explained, read_file
 
 KEY_BYTES = 32
@@ -84,75 +83,6 @@ class Sealer:
                 hint=f"chmod 600 {self._path}, and rotate what was sealed with it",
             )
         return key
-
-
-class HostKey:
-    """The Ed25519 key with which this host signs the manifests of its records."""
-
-    def __init__(self, keys: Path, writer: Writer, sealer: Sealer, locks: Locks) -> None:
-        self._private = keys / "host.key"
-        self._public = keys / "host.pub"
-        self._writer = writer
-        self._sealer = sealer
-        self._locks = locks
-
-    def sign(self, body: bytes) -> bytes:
-        """An Ed25519 signature of 64 bytes. The first call makes the key."""
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        return Ed25519PrivateKey.from_private_bytes(self._seed()).sign(body)
-
-    def public(self) -> bytes:
-        """The public half, 32 bytes raw. The first call makes the key."""
-        published = self.published()
-        if published is not None:
-            return published
-        self._seed()
-        made = self.published()
-        if made is None:
-            raise StoreError(f"{self._public} disappeared while it was read")
-        return made
-
-    def published(self) -> bytes | None:
-        """The public half if there is one; makes nothing."""
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-        body = read_file(self._public, max_bytes=4096)
-        if body is None:
-            return None
-        try:
-            key = serialization.load_pem_public_key(body)
-        except (ValueError, UnsupportedAlgorithm) as bad:
-            raise StoreError(
-                f"{self._public} is not a public key in PEM",
-                hint=f"remove {self._public}: it is made again from the private half",
-            ) from bad
-        if not isinstance(key, Ed25519PublicKey):
-            raise StoreError(f"{self._public} is not an Ed25519 key")
-        return key.public_bytes_raw()
-
-    def _seed(self) -> bytes:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        with self._locks.hold("host-key", what="the host's signing key", wait_s=10):
-            sealed = read_file(self._private, max_bytes=4096)
-            if sealed is None:
-                seed = os.urandom(KEY_BYTES)
-                self._writer.write(self._private, self._sealer.seal(seed, purpose="host-key"))
-            else:
-                seed = self._sealer.unseal(sealed, purpose="host-key")
-            pem = (
-                Ed25519PrivateKey.from_private_bytes(seed)
-                .public_key()
-                .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-            )
-            # Private before public: a crash between them leaves a key whose public half is made again here.
-            if read_file(self._public, max_bytes=4096) != pem:
-                self._writer.write(self._public, pem)
-            return seed
 
 
 def key_id(key: bytes) -> str:

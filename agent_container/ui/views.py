@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from agent_container.commands.egress_log import is_refusal, shown
 from agent_container.commands.prove import Proof
 from agent_container.commands.runs import RunDetail, RunRow
+from agent_container.commands.verifying import AllVerified
 from agent_container.events import (
     AgentError,
     AgentMessage,
@@ -205,12 +206,26 @@ def show_verification(ui: Ui, result: VerifyResult) -> None:
             ("decisions replayed", str(counts.replayed)),
             ("policies", str(counts.policies)),
             ("head", f"{result.head.head} at {result.head.length}" if result.head else ""),
+            ("signed by", result.signer),
         ]
     )
     if result.findings:
         ui.heading("findings")
         rows = [(row.weight, row.kind, row.where, row.detail) for row in result.findings]
         ui.table(("weight", "kind", "where", "detail"), rows)
+
+
+def show_bad_record(ui: Ui, result: VerifyResult) -> None:
+    """One line: the run, the verdict, the first finding and how many more there are."""
+    first, more = result.findings[0], len(result.findings) - 1
+    words = f"{first.where}: {first.kind}: {first.detail}" + (f" (and {more} more)" if more else "")
+    ui.text(f"{result.run}  {result.verdict}: {words}", style=BAD)
+
+
+def show_all_verified(ui: Ui, total: AllVerified) -> None:
+    """The sum of a look at all records."""
+    words = f"{total.verified} verified, {total.tampered} tampered, {total.unverifiable} cannot be verified"
+    ui.text(f"{total.records} records: {words}; {total.receipts} receipts", style=BAD if total.exit_code else GOOD)
 
 
 def _show_agent(ui: Ui, record: RunRecord) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from agent_egress.identity import CANARY_PORT, LOOPBACK4
 from agent_egress.names import literal_address
 from agent_egress.policy import Policy, decide_lookup, decide_name
-from agent_egress.receipts import MAX_FAULTS, Fault, Fields
+from agent_egress.receipts import MAX_FAULTS, Fault, Fields, cut_text
 
 
 def _seq(receipt: Fields) -> int:
@@ -54,7 +54,7 @@ def _replay_one(receipt: Fields, by_short: Mapping[str, Policy]) -> str:
     else:
         host = str(receipt.get("host", ""))
         again = decide_name(policy, host, _port(receipt))
-    if again.allowed != allowed or again.rule != receipt.get("rule", ""):
+    if again.allowed != allowed or cut_text(again.rule) != receipt.get("rule", ""):
         verdict = "allows" if again.allowed else "denies"
         said = f"{receipt.get('action')} of {host[:80]!r} by {receipt.get('rule')!r}"
         return f"{said}: its policy {verdict} it by {again.rule!r}"

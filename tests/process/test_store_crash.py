@@ -148,6 +148,47 @@ def test_the_hosts_key_pair_always_fits(tmp_path: Path) -> None:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, b"body")
 
 
+def test_a_rotation_of_the_hosts_key_is_done_or_not_and_no_public_half_is_lost(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    before: dict[Path, tuple[bytes, bytes]] = {}
+
+    def prepare(store: Store) -> None:
+        signer = store.host_key.signer()
+        before[store.data] = (signer.public, signer.sign(b"record"))
+
+    rotated = set()
+    for store in every_crash(tmp_path, prepare, lambda store: store.host_key.rotate()):
+        old, signature = before[store.data]
+        assert old in store.host_key.all_public()  # at every moment, also before anything repairs
+        Ed25519PublicKey.from_public_bytes(old).verify(signature, b"record")
+        announced = store.host_key.published()
+        signer = store.host_key.signer()
+        Ed25519PublicKey.from_public_bytes(signer.public).verify(signer.sign(b"body"), b"body")
+        assert store.host_key.all_public() == tuple(dict.fromkeys((signer.public, old)))
+        rotated.add((signer.public != old, announced != old))
+        # Asked again, it makes one key more at most, and never one that nobody was told of.
+        again = store.host_key.rotate()
+        assert again.former == signer.public
+        assert set(store.host_key.all_public()) == {again.current, signer.public, old}
+    assert rotated == {(False, False), (True, False), (True, True)}, (
+        "a moment of the rotation was not among the crashes"
+    )
+
+
+def test_a_rotation_that_was_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
+    finished = 0
+    for store in every_crash(tmp_path, lambda store: store.host_key.public() and None, lambda s: s.host_key.rotate()):
+        old = store.host_key.published()
+        cut_short = store.host_key.former() == () and len(list((store.data / "keys" / "former").glob("[0-9]*"))) == 1
+        again = store.host_key.rotate()
+        assert store.host_key.published() == again.current
+        if cut_short:
+            assert again.former == old
+            finished += len(store.host_key.all_public()) == 2
+    assert finished
+
+
 def test_a_checkpoint_never_goes_back(tmp_path: Path) -> None:
     old, new = VerifiedHead(RUN, 5, "aa"), VerifiedHead(RUN, 9, "bb")
     for store in every_crash(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_egress.collapse import MAX_DISTINCT, RESERVED, Collapser
 from agent_egress.identity import MAX_RECEIPT_BYTES
-from agent_egress.policy import Policy
+from agent_egress.policy import Policy, decide_name
 from agent_egress.receipts import (
     ZERO_MAC,
     ChainFull,
@@ -381,6 +381,22 @@ def test_noise_hides_no_refusal_that_the_agent_cannot_invent() -> None:
 def test_replay_decides_again_under_the_policy_that_the_receipt_names(receipt: Fields, agrees: bool) -> None:
     faults = replay([{"seq": 5, **receipt}], policies={POLICY.digest: POLICY})
     assert [(fault.line, fault.kind) for fault in faults] == ([] if agrees else [(5, "replay-mismatch")])
+
+
+LONG = ".".join(["a" * 61] * 3 + ["b" * 60, "test"])
+
+
+@pytest.mark.parametrize("path", ["/x", "/" + "\udc80" * 160, '/"\\' * 60], ids=["plain", "bytes", "quotes"])
+@pytest.mark.parametrize("pattern", [LONG, "*." + "b" * 60 + ".test"], ids=["exact", "wildcard"])
+def test_no_name_or_path_is_so_long_that_a_true_receipt_reads_as_a_lie(pattern: str, path: str) -> None:
+    policy = Policy.parse(json.dumps({"version": 1, "rules": [{"action": "allow", "pattern": pattern}]}).encode())
+    rule = decide_name(policy, LONG, 443).rule
+    row = decision(LONG, rule=rule, policy=policy.short_digest, path=cut_text(path, 160), path_hash="0" * 16)
+    line = Writer(key=KEY).append([{**row, "credential": "c" * 40, "via": "intercepted"}], t_ms=1796000000000)
+    written = parse_receipt(line.rstrip())
+    assert len(line) <= MAX_RECEIPT_BYTES
+    assert written is not None
+    assert not replay([written], policies={policy.digest: policy})
 
 
 def test_every_dialled_address_is_explained_by_an_answer_and_a_decision() -> None:
