@@ -27,7 +27,7 @@ EXIT_INTERRUPTED = 130
 INTERRUPTED = "interrupted; `agent-container ls` shows what goes on, the same command again repairs what was left"
 
 FLAGS = ("--json", "-q", "--quiet", "--verbose", "--no-input")
-VALUED = ("-C", "--directory", "-f", "--file")
+VALUED = ("-C", "--directory", "-f", "--file", "--passphrase-file", "--passphrase-fd")
 GROUPS = ("runs", "host-key", "credential", "egress")
 TAKES_FOREIGN_ARGV = ("exec", "shell")
 """Verbs whose arguments from the first word on belong to a program in the sandbox."""
@@ -84,7 +84,14 @@ def _global(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="More of it.")] = False,
     no_input: Annotated[bool, typer.Option("--no-input", help="Never ask.")] = False,
+    passphrase_file: Annotated[
+        Path | None, typer.Option("--passphrase-file", metavar="FILE", help="The credential store's passphrase.")
+    ] = None,
+    passphrase_fd: Annotated[
+        int | None, typer.Option("--passphrase-fd", metavar="N", help="The same, from an open file descriptor.")
+    ] = None,
 ) -> None:
+    CALL.passphrase_file, CALL.passphrase_fd = passphrase_file, passphrase_fd
     CALL.directory, CALL.spec = directory, file
     CALL.json, CALL.quiet, CALL.verbose, CALL.no_input = json_output, quiet, verbose, no_input
 
@@ -390,7 +397,7 @@ def globals_first(argv: Sequence[str]) -> list[str]:
             front.append(word)
         elif word in VALUED and words:
             front += [word, words.pop(0)]
-        elif word.startswith(("--directory=", "--file=")):
+        elif word.startswith(("--directory=", "--file=", "--passphrase-file=", "--passphrase-fd=")):
             front.append(word)
         else:
             verb = verb or (None if word.startswith("-") else word)

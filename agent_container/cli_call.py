@@ -36,6 +36,8 @@ class Call:
         self.quiet = False
         self.verbose = False
         self.no_input = False
+        self.passphrase_fd: int | None = None
+        self.passphrase_file: Path | None = None
 
     @property
     def ui(self) -> Ui:
@@ -52,7 +54,15 @@ class Call:
         from agent_container.commands.context import Context
 
         if not hasattr(self, "_context"):
-            self._context = Context(directory=self.directory, spec_path=self.spec, report=self.ui.finished)
+            ui = self.ui
+            self._context = Context(
+                directory=self.directory,
+                spec_path=self.spec,
+                report=ui.finished,
+                passphrase_fd=self.passphrase_fd,
+                passphrase_file=self.passphrase_file,
+                ask=(lambda question: ui.prompt(question, secret=True)) if ui.interactive else None,
+            )
         return self._context
 
 

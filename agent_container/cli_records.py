@@ -304,6 +304,49 @@ def credential_set(
     CALL.ui.result(row, command="credential set", show=lambda: CALL.ui.text(f"sealed {row.name} ({row.kind})"))
 
 
+@credential_app.command("lock")
+def credential_lock(
+    lock: Annotated[
+        str | None, typer.Argument(metavar="[keyring|passphrase|file]", help="What to lock it with.")
+    ] = None,
+    abandon: Annotated[
+        bool, typer.Option("--abandon", help="The old key is lost: start with a new one; what it sealed stays shut.")
+    ] = False,
+) -> None:
+    """What the store's key is locked with; with a word, lock it with that and seal everything anew."""
+    from agent_container.commands.credential_lock import change_lock, show_lock
+
+    ui = CALL.ui
+    if lock is None:
+        state = show_lock(CALL.context)
+        ui.result(state, command="credential lock", show=lambda: ui.fields(state.fields))
+        return
+    changed = change_lock(CALL.context, lock, abandon=abandon)
+
+    def show() -> None:
+        ui.text(f"locked with {changed.lock}; {changed.resealed} files sealed anew")
+        for path in changed.left:
+            ui.warn(f"{path} opens with no known key: left as it is")
+
+    ui.result(changed, command="credential lock", show=show)
+
+
+def _choose_lock() -> None:
+    """Asked once, before the first credential of a store: what its key is to be locked with."""
+    from agent_container.commands.credential_lock import change_lock, choices
+
+    ui = CALL.ui
+    offered = choices(CALL.context) if ui.interactive else ()
+    if not offered:
+        return
+    ui.info("Credentials are sealed on this host. What is the key to be locked with?")
+    for kind, protects in offered:
+        ui.info(f"  {kind}: {protects}")
+    words = "/".join(kind for kind, _ in offered)
+    answer = ui.prompt(f"{words} [{offered[0][0]}]").strip() or offered[0][0]
+    change_lock(CALL.context, answer)
+
+
 @credential_app.command("ls")
 def credential_ls() -> None:
     """Names and bindings; never a secret."""

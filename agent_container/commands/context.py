@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_container.errors import UsageError
-from agent_container.store import Store, default_roots, open_store
+from agent_container.store import Passphrases, Store, default_roots, open_store
 
 if TYPE_CHECKING:
     from agent_container.engine.docker import DockerEngine
@@ -46,11 +46,18 @@ class Context:
     """What a long step is doing just now."""
     now: Callable[[], datetime] = _now
     entropy: Callable[[int], bytes] = os.urandom
+    passphrase_fd: int | None = None
+    """`--passphrase-fd`."""
+    passphrase_file: Path | None = None
+    """`--passphrase-file`."""
+    ask: Callable[[str], str] | None = None
+    """Asks the user for a line that is not shown; None where nobody can answer."""
 
     @cached_property
     def store(self) -> Store:
         """The user's store; its directories are made."""
-        return open_store(self.environ)
+        passphrases = Passphrases(self.environ, fd=self.passphrase_fd, file=self.passphrase_file, ask=self.ask)
+        return open_store(self.environ, passphrases=passphrases)
 
     @cached_property
     def engine(self) -> DockerEngine:

@@ -248,9 +248,10 @@ def run_detached(ctx: Context, request: RunRequest) -> Detached:
     argv += ["--committed"] if request.committed else []
     log = ctx.store.sessions.rendered_dir(session).parent / "driver.log"
     ctx.store.writer.make_dir(log.parent)
-    with log.open("wb") as sink:
+    with log.open("wb") as sink, _handed_on(ctx.store.passphrases.known) as fds:
         child = subprocess.Popen(
-            [*argv, "-"],
+            [*argv[:4], *(f"--passphrase-fd={fd}" for fd in fds), *argv[4:], "-"],
+            pass_fds=fds,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=sink,
@@ -272,6 +273,21 @@ def run_detached(ctx: Context, request: RunRequest) -> Detached:
                 break
         time.sleep(0.1)
     return Detached(run=session, pid=child.pid)
+
+
+@contextlib.contextmanager
+def _handed_on(passphrase: bytes | None) -> Iterator[tuple[int, ...]]:
+    """The store's passphrase on a pipe for the process that goes on, when this one needed it."""
+    if passphrase is None:
+        yield ()
+        return
+    reads, writes = os.pipe()  # it holds 64 KiB, so this write does not wait for a reader
+    try:
+        with os.fdopen(writes, "wb") as stream:
+            stream.write(passphrase)
+        yield (reads,)
+    finally:
+        os.close(reads)
 
 
 def _run_id(ctx: Context, given: str | None) -> str:

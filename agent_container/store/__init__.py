@@ -11,19 +11,30 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from agent_container.session import Phase, SessionLimits, SessionState
+from agent_container.store.datakeys import DataKeys
 from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, Touched, VerifiedHead
 from agent_container.store.host_key import HostKey
+from agent_container.store.keydoc import LOCKS, PROTECTS, LockKind, key_id
+from agent_container.store.keyrings import Keyring, OsKeyring, keyring_answers
 from agent_container.store.locks import Holder, Locks
+from agent_container.store.passphrase import Passphrases
 from agent_container.store.paths import Roots, default_roots, safe_name
 from agent_container.store.proofs import Proofs
+from agent_container.store.relock import Relocked, sealed_files
 from agent_container.store.runs import RunPlace, Runs
-from agent_container.store.sealing import Sealer, key_id
+from agent_container.store.sealing import Sealer
+from agent_container.store.seen import Seen
 from agent_container.store.sessions import Sessions
 from agent_container.store.writer import Writer
 
 __all__ = [
+    "LOCKS",
+    "PROTECTS",
     "Holder",
+    "LockKind",
+    "Passphrases",
     "Phase",
+    "Relocked",
     "Roots",
     "RunPlace",
     "SessionLimits",
@@ -33,6 +44,7 @@ __all__ = [
     "Writer",
     "default_roots",
     "key_id",
+    "keyring_answers",
     "open_store",
 ]
 
@@ -40,15 +52,32 @@ __all__ = [
 class Store:
     """One data and one state directory. Making it writes nothing; `prepare` makes the directories."""
 
-    def __init__(self, data: Path, state: Path, *, writer: Writer | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        state: Path,
+        *,
+        writer: Writer | None = None,
+        keyring: Keyring | None = None,
+        passphrases: Passphrases | None = None,
+    ) -> None:
         self.data = data
         self.state = state
         self.writer = writer or Writer()
         self._locks = Locks(state / "locks", self.writer)
-        sealer = Sealer(data / "keys", self.writer)
+        self.passphrases = passphrases or Passphrases({})
+        self.keys = DataKeys(
+            data / "keys",
+            writer=self.writer,
+            keyring=keyring or OsKeyring(),
+            passphrase=self.passphrases.current,
+            in_use=lambda: bool(sealed_files(data)),
+        )
+        self._sealer = sealer = Sealer(data, keys=self.keys, writer=self.writer, locks=self._locks)
+        self._seen = Seen(self.keys)
         self.sessions = Sessions(data=data, state=state, writer=self.writer, sealer=sealer, locks=self._locks)
-        self.credentials = Sealed(data / "credentials", kind="credential", writer=self.writer, sealer=sealer)
-        self.ssh_keys = Sealed(data / "ssh-keys", kind="ssh-key", writer=self.writer, sealer=sealer)
+        self.credentials = self._sealed("credentials", kind="credential")
+        self.ssh_keys = self._sealed("ssh-keys", kind="ssh-key")
         self.approvals = Approvals(state / "trust", self.writer)
         self.touched = Touched(state / "touched", self.writer)
         self.checkpoints = Checkpoints(state / "checkpoints", self.writer, self._locks)
@@ -62,6 +91,21 @@ class Store:
         self.writer.make_private(self.data)
         self.writer.make_private(self.state)
         return self
+
+    def relock(self, lock: LockKind, *, abandon: bool = False) -> Relocked:
+        """Changes what the store is locked with; killed at any moment it opens, and the same call goes on."""
+        done = self._sealer.relock(lock, passphrases=self.passphrases, abandon=abandon)
+        if done.lock == "keyring":
+            for kind in (self.credentials, self.ssh_keys):
+                kind.remember()
+        return done
+
+    def sealed_count(self) -> int:
+        """How many files are sealed, of whatever kind."""
+        return len(sealed_files(self.data))
+
+    def _sealed(self, directory: str, *, kind: str) -> Sealed:
+        return Sealed(self.data / directory, kind=kind, writer=self.writer, sealer=self._sealer, seen=self._seen)
 
     def project_lock(self, project_id: str, *, doing: str = "", wait_s: float = 0.0) -> AbstractContextManager[None]:
         """Held by the one process that changes a project's environment. Raises Locked, naming the holder."""
@@ -77,7 +121,7 @@ class Store:
         return self._locks.hold(f"named-{safe_name(name, what='lock')}", what=what, doing=doing, wait_s=wait_s)
 
 
-def open_store(environ: Mapping[str, str]) -> Store:
+def open_store(environ: Mapping[str, str], *, passphrases: Passphrases | None = None) -> Store:
     """The user's own store, its directories made."""
     roots = default_roots(environ)
-    return Store(roots.data, roots.state).prepare()
+    return Store(roots.data, roots.state, passphrases=passphrases or Passphrases(environ)).prepare()

@@ -7,34 +7,67 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_container.errors import StoreError, Tampered
 from agent_container.store.locks import Locks
 from agent_container.store.paths import digest_name, safe_name
-from agent_container.store.sealing import Sealer
+from agent_container.store.sealing import Sealer, number_of
+from agent_container.store.seen import Seen
 from agent_container.store.writer import Writer, read_file
 
 
 class Sealed:
-    """Named secrets, one sealed file each; the name is authenticated, so that files cannot be exchanged."""
+    """Named secrets, one sealed file each; the name is authenticated, so that files cannot be exchanged, and the number
+    of each content, so that the keyring can tell an older one that was put back."""
 
-    def __init__(self, directory: Path, *, kind: str, writer: Writer, sealer: Sealer) -> None:
+    def __init__(self, directory: Path, *, kind: str, writer: Writer, sealer: Sealer, seen: Seen) -> None:
         self._directory = directory
         self._kind = kind
         self._writer = writer
         self._sealer = sealer
+        self._seen = seen
 
     def save(self, name: str, document: bytes) -> None:
-        """Seals `document` as `name`, in place of what was there."""
-        self._writer.write(self._path(name), self._sealer.seal(document, purpose=f"{self._kind}:{name}"))
+        """Seals `document` as `name`, in place of what was there, whatever state that is in."""
+        with self._sealer.locked(doing=f"setting {name}"):
+            self._save(name, document)
+
+    def update(self, name: str, change: Callable[[bytes], bytes]) -> bool:
+        """Seals what `change` makes of the document, while no other process can: of two at once none is lost. False
+        when there is none."""
+        with self._sealer.locked(doing=f"changing {name}"):
+            before = self.load(name)
+            if before is None:
+                return False
+            self._save(name, change(before))
+            return True
+
+    def _save(self, name: str, document: bytes) -> None:
+        path, purpose = self._path(name), self._purpose(name)
+        body = read_file(path)
+        number = max(0 if body is None else number_of(body), self._seen.number(purpose)) + 1
+        self._writer.write(path, self._sealer.seal(document, purpose=purpose, number=number))
+        # After the file: killed in between, the file is ahead of what was seen, which is no going back.
+        self._seen.note(purpose, number)
 
     def load(self, name: str) -> bytes | None:
-        """The document, None when there is none. Raises Unverifiable when its key is missing."""
-        body = read_file(self._path(name))
-        return None if body is None else self._sealer.unseal(body, purpose=f"{self._kind}:{name}")
+        """The document, None when there is none. Raises Unverifiable when its key cannot be had, StoreError naming the
+        file when it is damaged, exchanged or older than what was there."""
+        path, purpose = self._path(name), self._purpose(name)
+        opened = self._sealer.read(path, purpose=purpose)
+        if opened is None:
+            return None
+        seen = self._seen.number(purpose)
+        if opened.number < seen:
+            raise StoreError(
+                f"{path} is not the newest {purpose}: it is number {opened.number}, the keyring has seen {seen}",
+                details=("somebody has put an older file back; what it holds may have been withdrawn",),
+                hint=f"set it again, or remove it: agent-container credential rm {name}",
+            )
+        return opened.secret
 
     def names(self) -> tuple[str, ...]:
         """All names, sorted; opens nothing."""
@@ -42,7 +75,24 @@ class Sealed:
 
     def remove(self, name: str) -> bool:
         """Removes it; False when there was none."""
-        return self._writer.remove(self._path(name))
+        path, purpose = self._path(name), self._purpose(name)
+        with self._sealer.locked(doing=f"removing {name}"):
+            body = read_file(path)
+            if body is None:
+                return False
+            # Before the file goes: put back, it is older than what was seen.
+            self._seen.note(purpose, max(number_of(body), self._seen.number(purpose)) + 1)
+            return self._writer.remove(path)
+
+    def remember(self) -> None:
+        """Tells the keyring of all that is there: the store is locked with it from now on."""
+        for name in self.names():
+            body = read_file(self._path(name))
+            if body is not None:
+                self._seen.note(self._purpose(name), number_of(body))
+
+    def _purpose(self, name: str) -> str:
+        return f"{self._kind}:{name}"
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{safe_name(name, what=self._kind)}.sealed"

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_container.errors import StoreError
+from agent_container.store.datakeys import KEY_BYTES
 from agent_container.store.locks import Locks
-from agent_container.store.sealing import KEY_BYTES, Sealer
+from agent_container.store.sealing import Sealer
 from agent_container.store.writer import TEMP_PREFIX, Writer, read_file
 
 MAX_PEM_BYTES = 4096
@@ -110,17 +111,17 @@ class HostKey:
 
     def _seed(self) -> bytes:
         """The private half; its public half is published then."""
-        sealed = read_file(self._private, max_bytes=MAX_PEM_BYTES)
-        if sealed is None:
+        opened = self._sealer.read(self._private, purpose="host-key")
+        if opened is None:
             self._write_seed(seed := os.urandom(KEY_BYTES))
         else:
-            seed = self._sealer.unseal(sealed, purpose="host-key")
+            seed = opened.secret
         # Private before public: a crash between them leaves a key whose public half is made again here.
         self._publish(seed)
         return seed
 
     def _write_seed(self, seed: bytes) -> None:
-        self._writer.write(self._private, self._sealer.seal(seed, purpose="host-key"))
+        self._sealer.write(self._private, seed, purpose="host-key")
 
     def _publish(self, seed: bytes) -> None:
         pem = _pem(_public_of(seed))

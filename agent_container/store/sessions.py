@@ -108,16 +108,17 @@ class Sessions:
         if len(key) != CHAIN_KEY_BYTES:
             raise StoreError(f"a chain key has {CHAIN_KEY_BYTES} bytes, this one {len(key)}")
         path = self.evidence_dir(session_id) / "chain.key"
-        sealed = self._sealer.seal(key, purpose=f"chain-key:{session_id}")
-        if not self._writer.create(path, sealed) and self.load_chain_key(session_id) != key:
+        made = self._sealer.create(path, key, purpose=f"chain-key:{session_id}")
+        if not made and self.load_chain_key(session_id) != key:
             raise StoreError(f"session {session_id} has a chain key already")
 
     def load_chain_key(self, session_id: str) -> bytes:
         """The chain key. Raises Unverifiable when it, or the key that sealed it, is missing."""
-        body = read_file(self.evidence_dir(session_id) / "chain.key")
-        if body is None:
+        path = self.evidence_dir(session_id) / "chain.key"
+        opened = self._sealer.read(path, purpose=f"chain-key:{session_id}")
+        if opened is None:
             raise Unverifiable(f"the chain key of session {session_id} is missing")
-        return self._sealer.unseal(body, purpose=f"chain-key:{session_id}")
+        return opened.secret
 
     def evidence_dir(self, session_id: str) -> Path:
         """Where the session's chain key and, for a standing environment, its receipts lie. Need not exist."""

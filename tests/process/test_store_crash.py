@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from agent_container.errors import Unverifiable
 from agent_container.session import Phase, SessionState
-from agent_container.store import Store, VerifiedHead
+from agent_container.store import LockKind, Passphrases, Store, VerifiedHead, passphrase
 from agent_container.store.runs import REPLACED, STAGING
+from tests.support.keyring import FileKeyring
 
 RUN = "20261129-153359-7f3a2c"
 STEPS = ("open", "write", "fsync", "fchmod", "rename", "replace", "link", "unlink", "mkdir", "chmod", "rmdir", "close")
@@ -234,3 +236,84 @@ def test_a_record_that_is_replaced_is_never_mixed_and_never_lost(tmp_path: Path)
         publish(store, NEW)
         assert record(store) == {NEW}
     assert aside, "the moment between the two renames was not among the crashes"
+
+
+@pytest.fixture
+def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passphrase, "LEAST_COST", 16)
+    monkeypatch.setattr(
+        "agent_container.store.relock.new_stretching", lambda: passphrase.Stretching(os.urandom(16), cost=16)
+    )
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("file", "keyring"), ("keyring", "passphrase"), ("passphrase", "file"), ("keyring", "keyring")],
+)
+def test_a_store_whose_lock_is_changed_always_opens(first: LockKind, second: LockKind, tmp_path: Path) -> None:
+    """With one of the two, and the same command again brings it to its end."""
+
+    def at(store: Store, words: str) -> Store:
+        keyring = FileKeyring(store.data.parent / "keyring")
+        return Store(
+            store.data, store.state, keyring=keyring, passphrases=Passphrases({}, ask=lambda question: words)
+        ).prepare()
+
+    def prepare(store: Store) -> None:
+        here = at(store, "the first passphrase")
+        here.credentials.save("one", b"1")
+        here.sessions.save_chain_key(RUN, b"k" * 32)
+        here.relock(first)
+
+    def opened(store: Store) -> str | None:
+        for words in ("the first passphrase", "the second passphrase"):
+            here = at(store, words)
+            try:
+                assert here.credentials.load("one") == b"1"
+                assert here.sessions.load_chain_key(RUN) == b"k" * 32
+            except Unverifiable:
+                continue
+            return words
+        return None
+
+    locks = set()
+    for store in every_crash(tmp_path, prepare, lambda store: Change(at(store, "the first passphrase")).relock(second)):
+        words = opened(store)
+        assert words is not None, "neither the one nor the other opens it"
+        document = store.keys.document()
+        assert document is not None
+        locks.add(document.lock)
+        Change(at(store, words)).relock(second)
+        document = store.keys.document()
+        assert document is not None
+        assert (document.lock, len(document.keys)) == (second, 1)
+        assert opened(store) is not None
+        keys = [path for path in (store.data / "keys").iterdir() if path.name.startswith("kek")]
+        assert len(keys) == (second == "file")
+    assert locks == {first, second}
+
+
+class Change:
+    """A change of the lock in which the new passphrase is the second one, whatever opens the store now."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        store.passphrases.new = lambda: b"the second passphrase"  # type: ignore[method-assign]
+
+    def relock(self, lock: LockKind) -> object:
+        return self._store.relock(lock)
+
+
+def test_a_credential_that_is_set_is_the_old_or_the_new_one(tmp_path: Path) -> None:
+    def at(store: Store) -> Store:
+        return Store(store.data, store.state, keyring=FileKeyring(store.data.parent / "keyring")).prepare()
+
+    def prepare(store: Store) -> None:
+        at(store).relock("keyring")
+        at(store).credentials.save("one", OLD)
+
+    for store in every_crash(tmp_path, prepare, lambda store: at(store).credentials.save("one", NEW)):
+        assert at(store).credentials.load("one") in (OLD, NEW)
+        at(store).credentials.save("one", NEW)
+        assert at(store).credentials.load("one") == NEW

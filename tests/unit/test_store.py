@@ -313,7 +313,11 @@ class TestSealing:
         (store.data / "keys" / "kek").unlink()
         with pytest.raises(Unverifiable, match=r"key [0-9a-f]{16} is missing"):
             store.sessions.load_chain_key(RUN)
-        store.credentials.save("demo", b"x")  # makes a new key
+        with pytest.raises(Unverifiable, match="is missing"):
+            store.credentials.save("demo", b"x")  # no new key in silence: what is sealed would be lost to it
+        assert not (store.data / "keys" / "kek").exists()
+        store.relock("file", abandon=True)
+        store.credentials.save("demo", b"x")
         with pytest.raises(Unverifiable, match=r"is sealed under key [0-9a-f]{16}, but"):
             store.sessions.load_chain_key(RUN)
 
