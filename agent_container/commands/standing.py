@@ -13,6 +13,13 @@ from agent_container.project import Project
 from agent_container.sandbox.control import SidecarControl
 from agent_container.session import Phase, SessionState
 
+EXIT_EXPOSED = 76
+"""The runner's exit status when a hidden path was no longer hidden."""
+EXPOSED = (
+    "the agent's container ended itself: a program on the host put another file in the place of a hidden one, which the"
+    " agent would have seen (docker logs names it); `agent-container up` hides it anew"
+)
+
 
 @dataclass(frozen=True)
 class Health:
@@ -63,7 +70,8 @@ def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
         if found is None:
             amiss.append(f"the {name} is gone")
         elif found.status != "running":
-            amiss.append(f"the {name} is {found.status} (status {found.exit_code})")
+            exposed = role == "agent" and found.exit_code == EXIT_EXPOSED
+            amiss.append(EXPOSED if exposed else f"the {name} is {found.status} (status {found.exit_code})")
         elif found.health == "unhealthy":
             amiss.append(f"the {name} is unhealthy")
         seen[role] = found

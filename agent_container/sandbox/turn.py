@@ -347,7 +347,7 @@ def end_of(
             return TurnEnd(Outcome.TIMEOUT, f"it printed nothing for limits.idle ({frame.detail})", code, signal)
         case "spawn" if host.says("spawn"):
             return TurnEnd(Outcome.NEVER_STARTED, f"the agent's program could not be started: {frame.detail}", code)
-        case "time" | "idle" | "spawn" | "stopped" | "interrupted" | "lost" | "output" | "volume":
+        case "time" | "idle" | "spawn" | "stopped" | "interrupted" | "lost" | "output" | "volume" | "exposed":
             words = f"the runner says that it ended the agent ({frame.reason}): {frame.detail}"
             return TurnEnd(Outcome.FAILED, words, code, signal)
         case _:

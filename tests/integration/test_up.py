@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -282,6 +283,29 @@ def test_the_agent_s_own_interface_is_left_and_rejoined(world: World, standing: 
 
 
 # --- changed and gone ---
+
+
+def test_a_hidden_file_that_the_host_replaces_ends_the_sandbox(world: World) -> None:
+    project = owned(world, "uncovered", DEMO + "workspace: {hide: [.env]}\n", **{".env": "KEY=hunted-before\n"})
+    world.agc("up", cwd=project)
+    try:
+        (project / ".env").write_text("KEY=hunted-between\n")
+        assert inside(world, project, "cat .env").out == b"", "written in place, it stays hidden"
+        watch = "sleep 60 & while sleep 0.5; do cat .env 2>/dev/null; done"
+        with world.start("exec", "/bin/sh", "-c", watch, cwd=project, stdout=subprocess.PIPE) as watching:
+            assert watching.stdout is not None
+            time.sleep(2)
+            (project / ".env.new").write_text("KEY=hunted-after\n")
+            (project / ".env.new").replace(project / ".env")
+            watching.wait(timeout=60)
+            assert b"hunted" not in watching.stdout.read()
+        told = world.agc("--json", "status", cwd=project).result
+        assert told["state"] == "down" and "a hidden one" in told["amiss"][0], told
+        inside(world, project, "cat .env", code=4)
+        world.agc("up", cwd=project)
+        assert inside(world, project, "cat .env && sleep 1 && cat .env").out == b""
+    finally:
+        world.agc("down", "-v", cwd=project)
 
 
 def test_a_changed_spec_is_said_applied_and_costs_nothing_that_stays(world: World) -> None:

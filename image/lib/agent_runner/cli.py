@@ -13,10 +13,13 @@ from .protect import become_subreaper, protect_self
 USAGE = "usage: runner [serve [--subreaper] | connect | attach NAME | version]"
 EXIT_USAGE = 64
 EXIT_REFUSED = 77
+EXIT_EXPOSED = 76
+"""A hidden path was no longer hidden; the host knows the number."""
 
 
 def serve(*, subreaper: bool) -> int:
     """Idle until a client asks for something; the container's whole life."""
+    from . import covers
     from .loop import Loop
     from .runner import Runner, handle_signals
     from .server import Server
@@ -37,8 +40,9 @@ def serve(*, subreaper: bool) -> int:
     handle_signals(runner, loop)
     runner.recover_turns()
     Server(runner, loop=loop).listen()
+    covers.watch(loop, runner.expose)
     loop.run()
-    return 0
+    return EXIT_EXPOSED if runner.exposed else 0
 
 
 def main(argv: list[str]) -> int:
