@@ -69,6 +69,7 @@ PROXY: tuple[Mutant, ...] = (
         *_stripped(OVERRIDES)[0],
         _stripped(OVERRIDES)[1:],
     ),
+    _gone("an answer may be asked for in parts", "request_header_access Range deny scan", "token_in_parts"),
     Mutant(
         "nothing is injected into any header",
         ("control_injection", "control_transparent_injection"),

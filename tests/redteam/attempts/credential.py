@@ -201,3 +201,10 @@ def token_override_path(header: str) -> object:
     with tunnel("api.test") as wrapped:
         answer = over(wrapped, request("/v1/messages", headers=bearer() + f"{header}: /v1/who\r\n"))
         return header.lower().encode() in answer.lower()
+
+
+@attempt
+def token_in_parts() -> object:
+    """An answer that shows the real credential, asked for a few bytes at a time."""
+    with tunnel("api.test") as wrapped:
+        return b"bytes=5-9"[::-1] in over(wrapped, request("/v1/messages", headers=bearer() + "Range: bytes=5-9\r\n"))
