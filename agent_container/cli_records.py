@@ -96,10 +96,16 @@ def runs_stop(run: RunArgument = None) -> None:
 
 
 @runs_app.command("recover")
-def runs_recover() -> None:
-    """Finish the runs of this project that nobody drives any more; one whose agent still works is left and named."""
-    from agent_container.commands.run_control import recover_runs
+def runs_recover(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run that lost its driver.")] = None,
+) -> None:
+    """Join RUN again after its stream was lost. Without RUN: finish this project's runs that nobody drives any more."""
+    from agent_container.commands.run_control import recover_run, recover_runs
 
+    if run is not None:
+        record = recover_run(CALL.context, run, on_event=lambda event: _stream(event, "runs recover"))
+        _summary(record, "runs recover")
+        raise typer.Exit(record.exit_status)
     recovered = recover_runs(CALL.context)
 
     def show() -> None:

@@ -28,6 +28,7 @@ from agent_container.workspace.tree import inspect_tree
 STOP_WAIT_S = 60.0
 DEFAULT_TIME_S = 2 * 3600
 DEFAULT_IDLE_S = 15 * 60
+FINISH = "agent-container runs recover   (writes the record of every run that has ended)"
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,30 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
     while not place.path.is_dir() and time.monotonic() < deadline:
         time.sleep(0.2)
     return load_record(place)
+
+
+def recover_run(ctx: Context, prefix: str, *, on_event: Callable[[Event], None]) -> RunRecord:
+    """Joins a run that nobody follows any more and drives it to its record.
+
+    Raises:
+        NotRunning: its sandbox does not run, in words; nothing was changed.
+        Locked: another process follows it.
+    """
+    state = live_session(ctx, prefix)
+    owner = ctx.store.sessions.owner(state.id)
+    if owner is not None:
+        raise NotRunning(
+            f"run {state.id} has not lost its driver ({owner})", hint=f"agent-container runs attach {state.id}"
+        )
+    if state.phase is not Phase.RUNNING:
+        raise NotRunning(f"run {state.id} is {state.phase}: there is no agent to join", hint=FINISH)
+    for role, name in (("egress", "egress sidecar"), ("agent", "agent's container")):
+        container = state.container(role)
+        found = ctx.engine.inspect(container) if container else None
+        if found is None or found.status not in ("running", "paused"):
+            words = "is gone" if found is None else f"is {found.status} (status {found.exit_code})"
+            raise NotRunning(f"the sandbox of run {state.id} does not run: the {name} {words}", hint=FINISH)
+    return attach_run(ctx, state.id, on_event=on_event)
 
 
 def _finish(ctx: Context, state: SessionState) -> RunRecord:

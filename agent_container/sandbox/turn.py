@@ -30,6 +30,10 @@ RESULT_GRACE_S = 20.0
 RUNNER_SLACK_S = 15.0
 """How much later than the runner the host ends a turn itself: the runner's way flushes more."""
 RECONNECTS = 5
+"""How often in a row a lost stream is joined again before its follower gives up. The run goes on without one."""
+BACKOFF_S = 0.5
+STALL_S = 5.0
+"""A follower that did not look for so long was stopped itself: what was printed meanwhile is still to be read."""
 CLOCK_SLACK_S = 3.0
 """How far the runner's clock and the host's may differ over the start of a turn."""
 
@@ -97,6 +101,16 @@ class TurnWatch:
         self.on_event(RunNote(text=text, at=self.now()))
 
 
+class ContactLost(EngineError):
+    """Nothing is heard of a run that may well go on: nothing of it is ended or removed."""
+
+    def __init__(self, run: str, reason: str) -> None:
+        super().__init__(
+            f"lost contact with run {run}, which goes on by itself within its limits: {reason}",
+            hint=f"agent-container runs recover {run}",
+        )
+
+
 class _Ended(Exception):
     def __init__(self, end: TurnEnd) -> None:
         super().__init__(end.reason)
@@ -107,7 +121,7 @@ class _Progress:
     """What has been seen of the turn so far."""
 
     def __init__(self, watch: TurnWatch) -> None:
-        self.started = self.last_output = self.last_check = time.monotonic()
+        self.started = self.last_output = self.last_check = self.last_look = time.monotonic()
         self.next_seq = 1
         self.result: AgentResult | None = None
         self.result_at: float | None = None
@@ -162,30 +176,51 @@ def follow_turn(watch: TurnWatch, joined: RunnerClient | None = None) -> TurnEnd
     """Blocks until the turn has ended, for whatever reason; leaves no process of the turn behind while it can.
 
     `joined` is a conversation with its runner that is there already; it is closed here.
+
+    Raises:
+        ContactLost: the stream was lost and could not be joined again, while nothing says that the run has ended.
     """
     progress = _Progress(watch)
     watch.begin()
     failures = 0
     while True:
+        seen = progress.next_seq
         try:
             with joined or RunnerClient.connect(watch.engine, watch.agent) as runner:
                 joined = None
                 _follow(watch, progress, runner)
-            failures += 1
+            reason = "the stream from the agent's container ended"
         except _Ended as ended:
             return ended.end
         except EngineError as error:
-            failures += 1
             reason = str(error)
-        else:
-            reason = "the stream from the agent's container ended"
+        # Only losses in a row count: a run of many hours may lose its stream many times.
+        failures = 1 if progress.next_seq > seen else failures + 1
         if failures > RECONNECTS:
-            return TurnEnd(Outcome.LOST, f"{reason}; gave up after {RECONNECTS} attempts to rejoin")
+            raise ContactLost(watch.turn, f"{reason}; gave up after {RECONNECTS} attempts to rejoin")
+        time.sleep(BACKOFF_S * 2 ** (failures - 1))
         try:
-            _check_alive(watch)
+            _wait_while_paused(watch, progress)
+            _check_alive(watch, progress)
         except _Ended as ended:
             return progress.asked_to_stop or ended.end
-        time.sleep(0.2 * 2**failures)
+        except EngineError:
+            continue  # an engine that is being restarted; whether its containers live is seen when it answers
+
+
+def _wait_while_paused(watch: TurnWatch, progress: _Progress) -> None:
+    """A paused container answers nobody and has lost nothing. Its user may still stop the run, and its time runs."""
+    while _paused(watch) and watch.stop() is None and not watch.stop_requested():
+        now = time.monotonic()
+        if now - progress.started > watch.limits.time_s + RUNNER_SLACK_S:
+            raise _Ended(timed_out(watch.limits.time_s))
+        progress.last_output = progress.last_look = now
+        time.sleep(POLL_S)
+
+
+def _paused(watch: TurnWatch) -> bool:
+    state = watch.engine.inspect(watch.agent)
+    return state is not None and state.status == "paused"
 
 
 def _follow(watch: TurnWatch, progress: _Progress, runner: RunnerClient) -> None:
@@ -219,9 +254,13 @@ def _take(watch: TurnWatch, progress: _Progress, received: Received) -> None:
 def _judge(watch: TurnWatch, progress: _Progress) -> None:
     """Ends the turn where a limit or its user says so; looks after the sidecar now and then."""
     now = time.monotonic()
+    stalled = now - progress.last_look
+    progress.last_look = now
+    if stalled > STALL_S:
+        progress.last_output = min(now, progress.last_output + stalled)
     if now - progress.last_check >= CHECK_EVERY_S:
         progress.last_check = now
-        ended = _check_alive(watch)
+        ended = _check_alive(watch, progress)
         if progress.asked_to_stop is None and ended is not None:
             _ask_to_stop(watch, progress, ended)
             return
@@ -258,14 +297,17 @@ def _ask_to_stop(watch: TurnWatch, progress: _Progress, end: TurnEnd) -> None:
             runner.stop(watch.turn, reason=end.reason)
 
 
-def _check_alive(watch: TurnWatch) -> TurnEnd | None:
+def _check_alive(watch: TurnWatch, progress: _Progress) -> TurnEnd | None:
     """How the sidecar ended the session, in its words: by a kill, or by a budget that is used up. None while it goes
-    on."""
+    on; a paused container prints nothing, and is not idle."""
     end = None
     for name, container in (("egress sidecar", watch.egress), ("agent's container", watch.agent)):
         state = watch.engine.inspect(container)
         if state is None:
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} was removed while the run went on"))
+        if state.status == "paused":
+            progress.last_output = time.monotonic()
+            continue
         if state.status != "running":
             words = "was killed for want of memory" if state.oom_killed else f"ended with status {state.exit_code}"
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} {words} while the run went on"))
