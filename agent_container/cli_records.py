@@ -109,10 +109,10 @@ def runs_recover(
     recovered = recover_runs(CALL.context)
 
     def show() -> None:
-        for run in recovered.finished:
-            CALL.ui.text(f"finished run {run}")
-        for run in recovered.working:
-            CALL.ui.text(f"run {run} still works: agent-container runs attach {run}, or runs stop {run}")
+        for ended in recovered.finished:
+            CALL.ui.text(f"finished run {ended}")
+        for going in recovered.working:
+            CALL.ui.text(f"run {going} still works: agent-container runs attach {going}, or runs stop {going}")
         for line in recovered.unfinished:
             CALL.ui.warn(line)
         if not (recovered.finished or recovered.working or recovered.unfinished):
