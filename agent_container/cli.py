@@ -304,10 +304,14 @@ def run(
     committed: Annotated[bool, typer.Option("--committed", help="Leave uncommitted work out of the clone.")] = False,
     resume: Annotated[str | None, typer.Option("--resume", metavar="RUN", help="Go on from a run's session.")] = None,
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once it runs; `runs attach` rejoins.")] = False,
+    label: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Kept in the record, to find it by.")
+    ] = None,
     run_id: Annotated[str | None, typer.Option("--run-id", hidden=True)] = None,
 ) -> None:
     """Run one task in a sandbox of its own, and keep the record."""
     from agent_container.commands.run import RunRequest, read_task, run_detached, run_task
+    from agent_container.commands.run_filters import parse_labels
 
     ui = CALL.ui
     words = read_task(task, file, stdin=sys.stdin.buffer, verbs=[c.name or "" for c in runs_app.registered_commands])
@@ -318,6 +322,7 @@ def run(
         mode=_mode(bind, clone),
         resume=resume,
         committed=committed,
+        labels=parse_labels(label or ()),
         run_id=run_id,
     )
     if detach:

@@ -20,6 +20,14 @@ host_key_app = typer.Typer(help="The key that signs this host's records, by its 
 credential_app = typer.Typer(help="The sealed store of credentials.", no_args_is_help=True)
 
 Everywhere = Annotated[bool, typer.Option("--all", help="Of every project.")]
+Projects = Annotated[list[str] | None, typer.Option("--project", metavar="NAME", help="Of another one: name or id.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", metavar="KEY[=VALUE]", help="With this label.")]
+Outcomes = Annotated[list[str] | None, typer.Option("--outcome", help="succeeded, failed, timeout, ...")]
+Agents = Annotated[list[str] | None, typer.Option("--agent", help="Of this agent.")]
+Models = Annotated[list[str] | None, typer.Option("--model", help="With this model; * stands for anything.")]
+Since = Annotated[str | None, typer.Option("--since", metavar="WHEN", help="From then on: 7d, 2026-11-29.")]
+Until = Annotated[str | None, typer.Option("--until", metavar="WHEN", help="Up to then.")]
+Costs = Annotated[list[str] | None, typer.Option("--cost", metavar="AMOUNT", help="'>1.50', '<0.10': US dollars.")]
 
 
 @runs_app.callback(invoke_without_command=True)
@@ -29,13 +37,45 @@ def _runs(ctx: typer.Context) -> None:
 
 
 @runs_app.command("ls")
-def runs_ls(everywhere: Everywhere = False) -> None:
-    """Runs of this project, newest first."""
-    from agent_container.commands.runs import list_runs
+def runs_ls(
+    everywhere: Everywhere = False,
+    project: Projects = None,
+    label: Labels = None,
+    outcome: Outcomes = None,
+    agent: Agents = None,
+    model: Models = None,
+    since: Since = None,
+    until: Until = None,
+    cost: Costs = None,
+    changed: Annotated[
+        list[str] | None, typer.Option("--changed", metavar="PATH", help="That changed it: a file, directory, pattern.")
+    ] = None,
+    contacted: Annotated[
+        list[str] | None, typer.Option("--contacted", metavar="HOST", help="That reached this host, or pattern.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="The newest N.")] = None,
+) -> None:
+    """Runs of this project, newest first; of several values of one filter, any for outcome, agent, model and project,
+    else all."""
+    from agent_container.commands.run_filters import Wanted
+    from agent_container.commands.run_list import list_runs
     from agent_container.ui.views import show_runs
 
-    rows = list_runs(CALL.context, everywhere=everywhere)
-    CALL.ui.result(rows, command="runs ls", show=lambda: show_runs(CALL.ui, rows))
+    wanted = Wanted(
+        projects=project or (),
+        labels=label or (),
+        outcomes=outcome or (),
+        agents=agent or (),
+        models=model or (),
+        since=since,
+        until=until,
+        costs=cost or (),
+        changed=changed or (),
+        contacted=contacted or (),
+        limit=limit,
+    )
+    rows = list_runs(CALL.context, wanted, everywhere=everywhere)
+    CALL.ui.result(rows, command="runs ls", show=lambda: show_runs(CALL.ui, rows, narrow=wanted != Wanted()))
 
 
 @runs_app.command("show")

@@ -212,6 +212,8 @@ class HostView(_Noun):
     project_name: str = ""
     project_root: str = ""
     task: str | None = None
+    labels: dict[str, str] = {}
+    """What its user called it by, `run --label KEY=VALUE`."""
     started: AwareDatetime
     ended: AwareDatetime | None = None
     duration_s: float = Field(default=0.0, ge=0)

@@ -109,6 +109,7 @@ class SessionState(BaseModel):
     """(role, image digest)."""
     agent: str = ""
     task: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
     workspace: WorkspaceUse | None = None
     limits: SessionLimits = Field(default_factory=SessionLimits)
     model_hosts: tuple[str, ...] = ()

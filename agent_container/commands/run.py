@@ -52,6 +52,7 @@ class RunRequest:
     resume: str | None = None
     """The run that this one goes on from."""
     committed: bool = False
+    labels: tuple[tuple[str, str], ...] = ()
     run_id: str | None = None
 
 
@@ -124,6 +125,7 @@ def run_task(ctx: Context, request: RunRequest, *, on_event: Callable[[Event], N
             model=request.model,
             resumed=resumed,
             committed=request.committed,
+            labels=request.labels,
         )
         try:
             with stop.raising():
@@ -246,6 +248,7 @@ def run_detached(ctx: Context, request: RunRequest) -> Detached:
         argv += [flag, value] if value else []
     argv += [f"--{request.mode}"] if request.mode else []
     argv += ["--committed"] if request.committed else []
+    argv += [f"--label={key}={value}" for key, value in request.labels]
     log = ctx.store.sessions.rendered_dir(session).parent / "driver.log"
     ctx.store.writer.make_dir(log.parent)
     with log.open("wb") as sink, _handed_on(ctx.store.passphrases.known) as fds:

@@ -20,32 +20,12 @@ from agent_container.events import Event, Evidence, parse_event
 from agent_container.frames import split_lines
 from agent_container.project import find_project
 from agent_container.records import RunRecord, parse_record
-from agent_container.session import SessionState
 from agent_container.store import RunPlace, Store
 from agent_container.store.writer import read_file
 from agent_container.verify import TAMPERED, VERIFIED, VerifyResult, check_files, verify_run
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 MAX_WARNINGS = 50
-
-
-@dataclass(frozen=True)
-class RunRow:
-    """One line of `runs ls`."""
-
-    run: str
-    project: str
-    project_id: str
-    agent: str
-    state: str
-    """An outcome, or `running`, `orphaned` (nobody drives it any more), `unreadable`."""
-    started: datetime | None
-    duration_s: float | None
-    denied: int
-    verified: str
-    """How the chain was found when the run was recorded; what is true now is for `runs verify`."""
-    task: str
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,20 +62,6 @@ class Removed:
 def project_here(context: Context) -> str:
     """The project id of the directory where the user stands."""
     return find_project(context.directory, context.spec_path).id
-
-
-def list_runs(context: Context, *, everywhere: bool = False) -> tuple[RunRow, ...]:
-    """Runs, newest first: of the project here, or of all."""
-    project_id = None if everywhere else project_here(context)
-    store = context.store
-    places = store.runs.list(project_id)
-    recorded = {place.run_id for place in places}
-    rows = [_recorded_row(place) for place in places]
-    for session in store.sessions.list(project_id, closed=True):
-        if session.kind == "run" and session.id not in recorded:
-            rows.append(_session_row(store, session))
-    rows += _standing_rows(store, project_id)
-    return tuple(sorted(rows, key=lambda row: row.run, reverse=True))
 
 
 def resolve_run(context: Context, run: str | None) -> RunPlace:
@@ -250,36 +216,6 @@ def _files_now(store: Store, place: RunPlace) -> FilesNow:
     return FilesNow(states.get(found.exit_code, "cannot-be-told"), found.counts.files, tuple(words))
 
 
-def _recorded_row(place: RunPlace) -> RunRow:
-    try:
-        record = load_record(place)
-    except AgentContainerError as bad:
-        return RunRow(
-            place.run_id, "", place.project_id, "", "unreadable", None, None, 0, "not-checked", "", (bad.message,)
-        )
-    host = record.host
-    return RunRow(
-        run=place.run_id,
-        project=host.project_name,
-        project_id=place.project_id,
-        agent=host.versions.agent,
-        state=host.outcome.value,
-        started=host.started,
-        duration_s=host.duration_s,
-        denied=host.egress.denied + host.egress.lookups_denied,
-        verified=host.egress.verified,
-        task=host.task or "",
-        notes=host.drained.notes,
-    )
-
-
-def _standing_rows(store: Store, project_id: str | None) -> Iterator[RunRow]:
-    """Records of standing environments, which look like runs without a task."""
-    for place in standing_records(store, project_id):
-        row = _recorded_row(place)
-        yield replace(row, state="taken down" if row.state == "interrupted" else row.state, task="(environment)")
-
-
 def standing_records(store: Store, project_id: str | None) -> Iterator[RunPlace]:
     """Records of standing environments, newest first, of one project or of all; unreadable ones of any."""
     for place in store.sessions.records(""):
@@ -289,28 +225,6 @@ def standing_records(store: Store, project_id: str | None) -> Iterator[RunPlace]
             owner = project_id or ""
         if project_id is None or owner == project_id:
             yield replace(place, project_id=owner)
-
-
-def _session_row(store: Store, session: SessionState) -> RunRow:
-    state: Literal["running", "orphaned", "lost"] = "running" if store.sessions.owner(session.id) else "orphaned"
-    notes: tuple[str, ...] = ()
-    if session.phase.value == "closed":
-        state, notes = "lost", ("records lost: the session was closed without one",)
-    elif state == "orphaned":
-        notes = ("nobody drives it any more: agent-container runs recover",)
-    return RunRow(
-        run=session.id,
-        project=session.project_name,
-        project_id=session.project_id,
-        agent=session.agent,
-        state=state,
-        started=session.created,
-        duration_s=None,
-        denied=0,
-        verified="not-checked",
-        task=session.task or "",
-        notes=notes,
-    )
 
 
 def no_record_yet(store: Store, run: str) -> NotRunning:

@@ -51,6 +51,7 @@ class Start:
     resumed: Resumed | None = None
     committed: bool = False
     """A clone starts from the last commit, without uncommitted work."""
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 class NeverStarted(AgentContainerError):
@@ -294,6 +295,7 @@ def _state(ctx: Context, start: Start, stack: Stack, decoys: Decoys) -> SessionS
         ),
         agent=resolved.profile.name,
         task=start.task,
+        labels=start.labels,
         limits=SessionLimits(
             time_s=limits.time_s,
             idle_s=limits.idle_s,

@@ -89,6 +89,7 @@ def make_record(closing: Closing, state: SessionState, tally: Tally, seen: Seen)
             project_name=state.project_name,
             project_root=state.project_root,
             task=state.task,
+            labels=dict(state.labels),
             started=state.created,
             ended=closing.ended,
             duration_s=_duration(closing, state, tally),

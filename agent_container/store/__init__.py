@@ -6,14 +6,16 @@ is sealed and who may hold which lock is decided here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_container.session import Phase, SessionLimits, SessionState
 from agent_container.store.datakeys import DataKeys
 from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, Touched, VerifiedHead
 from agent_container.store.host_key import HostKey
+from agent_container.store.journal import Journal
 from agent_container.store.keydoc import LOCKS, PROTECTS, LockKind, key_id
 from agent_container.store.keyrings import Keyring, OsKeyring, keyring_answers
 from agent_container.store.locks import Holder, Locks
@@ -26,6 +28,10 @@ from agent_container.store.sealing import Sealer
 from agent_container.store.seen import Seen
 from agent_container.store.sessions import Sessions
 from agent_container.store.writer import Writer
+
+if TYPE_CHECKING:
+    from agent_container.store.index import RunIndex
+    from agent_container.store.index_sync import Read
 
 __all__ = [
     "LOCKS",
@@ -82,7 +88,8 @@ class Store:
         self.touched = Touched(state / "touched", self.writer)
         self.checkpoints = Checkpoints(state / "checkpoints", self.writer, self._locks)
         self.policies = Policies(data / "policies", self.writer)
-        self.runs = Runs(data / "runs", self.writer)
+        self.journal = Journal(data / "records.journal")
+        self.runs = Runs(data / "runs", self.writer, self.journal)
         self.host_key = HostKey(data / "keys", self.writer, sealer, self._locks)
         self.proofs = Proofs(data / "proofs", self.writer, self.host_key)
 
@@ -115,6 +122,12 @@ class Store:
     def project_owner(self, project_id: str) -> Holder | None:
         """Who holds the project's lock now."""
         return self._locks.holder(f"project-{safe_name(project_id, what='project')}")
+
+    def index(self, read: Read, *, progress: Callable[[str], None] = lambda _: None) -> RunIndex:
+        """The index of the records; `read` gets the facts of one."""
+        from agent_container.store.index import RunIndex
+
+        return RunIndex(self.data, journal=self.journal, locks=self._locks, read=read, progress=progress)
 
     def lock(self, name: str, *, what: str, doing: str = "", wait_s: float = 0.0) -> AbstractContextManager[None]:
         """Any other lock between processes, by name: an image build, for example."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_container.errors import StoreError, UsageError
+from agent_container.store.journal import Journal
 from agent_container.store.paths import safe_name
-from agent_container.store.writer import Writer, explained
+from agent_container.store.writer import TEMP_PREFIX, Writer, explained
 
+STAGED = ".staging"
+"""Where records are filled and removed: apart, so that either costs the same however many records there are."""
 STAGING = ".staging-"
 REPLACED = ".replaced-"
 
@@ -29,9 +32,10 @@ class RunPlace:
 class Runs:
     """`runs/<project-id>/<run>/`. Callers that write hold the session's lock; readers need none."""
 
-    def __init__(self, directory: Path, writer: Writer) -> None:
+    def __init__(self, directory: Path, writer: Writer, journal: Journal) -> None:
         self._directory = directory
         self._writer = writer
+        self._journal = journal
 
     def place(self, project_id: str, run_id: str) -> RunPlace:
         """Where the record of a run lies or will lie."""
@@ -75,7 +79,8 @@ class Runs:
     def staging(self, place: RunPlace) -> Iterator[Path]:
         """An invisible directory to fill. What `publish` has not taken by the end of the block is removed."""
         self.recover(place)
-        staged = place.path.parent / f"{STAGING}{place.run_id}-{secrets.token_hex(4)}"
+        staged = self._directory / STAGED / f"{STAGING}{place.run_id}-{secrets.token_hex(4)}"
+        self._writer.make_dir(staged.parent)
         self._writer.make_dir(place.path.parent)
         with explained(staged, "create"):
             staged.mkdir(0o700)
@@ -91,38 +96,48 @@ class Runs:
         A directory cannot be renamed over a full one, so the old record steps aside first; `recover` brings it back
         when a crash falls between the two renames.
         """
-        if not place.path.exists():
-            self._writer.publish_dir(staged, place.path)
-            return
-        with explained(place.path, "replace"):
-            self._writer.sync_tree(staged)
+        self._writer.make_dir(place.path.parent)
+        with explained(place.path, "publish"):
+            self._writer.sync_tree(staged)  # before anybody else has to wait for it
+        with self._changing(place):
+            if not place.path.exists():
+                self._writer.move_dir(staged, place.path)
+                return
             aside = place.path.parent / f"{REPLACED}{place.run_id}"
-            place.path.rename(aside)
-        self._writer.publish_dir(staged, place.path)
-        self._writer.remove_tree(aside)
+            with explained(place.path, "replace"):
+                place.path.rename(aside)
+            self._writer.move_dir(staged, place.path)
+            self._writer.remove_tree(aside)
 
     def recover(self, place: RunPlace) -> None:
         """Undoes what a killed drain left: staging goes, a record that stepped aside comes back."""
-        parent = place.path.parent
-        if not parent.is_dir():
-            return
-        aside = parent / f"{REPLACED}{place.run_id}"
-        with explained(place.path, "recover"):
-            if aside.is_dir():
+        aside, area = place.path.parent / f"{REPLACED}{place.run_id}", self._directory / STAGED
+        if aside.is_dir():
+            with explained(place.path, "recover"), self._changing(place):
                 if place.path.exists():
                     shutil.rmtree(aside)
                 else:
                     aside.rename(place.path)
-            for entry in list(parent.iterdir()):
+        if not area.is_dir():
+            return
+        with explained(area, "tidy"):
+            for entry in list(area.iterdir()):
                 if entry.name.startswith(f"{STAGING}{place.run_id}-"):
                     shutil.rmtree(entry)
-        self._writer.sweep(parent)
+        self._writer.sweep(area)
 
     def remove(self, place: RunPlace) -> None:
         """Removes a record for good. Raises StoreError when there is none."""
         if not place.path.is_dir():
             raise StoreError(f"there is no record of run {place.run_id}")
-        self._writer.remove_tree(place.path)
+        area = self._writer.make_dir(self._directory / STAGED)
+        hidden = area / f"{TEMP_PREFIX}{place.run_id}-{secrets.token_hex(4)}"
+        with self._changing(place):
+            self._writer.move_dir(place.path, hidden)
+        self._writer.remove_tree(hidden)
+
+    def _changing(self, place: RunPlace) -> AbstractContextManager[None]:
+        return self._journal.change(place.path.parent, place.run_id)
 
 
 def _visible(directory: Path) -> list[str]:

@@ -7,7 +7,7 @@ are evidence and lie in the data directory. A session whose lock nobody holds is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -46,13 +46,18 @@ class Sessions:
             raise NotRunning(f"there is no session {session_id}", hint="agent-container ls")
         return parse_session(body, origin=str(path))
 
-    def list(self, project_id: str | None = None, *, closed: bool = False) -> tuple[SessionState, ...]:
-        """Sessions, oldest first, of one project or of all; closed ones only when asked for.
+    def list(
+        self, project_id: str | None = None, *, closed: bool = False, without: Set[str] = frozenset()
+    ) -> tuple[SessionState, ...]:
+        """Sessions, oldest first, of one project or of all; closed ones only when asked for. Those in `without` are
+        not even read.
 
         A file that cannot be read raises: an unseen session would be an orphan that nobody looks for.
         """
         found = []
         for session_id in _names(self._state):
+            if session_id in without:
+                continue
             body = read_file(self._state_file(session_id))
             if body is None:
                 continue  # made or removed at this very moment: its directory is older than its file

@@ -116,6 +116,11 @@ class Writer:
         self.make_dir(final.parent)
         with explained(final, "publish"):
             self.sync_tree(staged)
+        self.move_dir(staged, final)
+
+    def move_dir(self, staged: Path, final: Path) -> None:
+        """The last step of `publish_dir`, for a directory that is flushed."""
+        with explained(final, "publish"):
             staged.rename(final)
             self._sync_dir(final.parent)
             if staged.parent != final.parent:

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from agent_container.commands.egress_log import is_refusal, shown
 from agent_container.commands.prove import Proof
-from agent_container.commands.runs import RunDetail, RunRow
+from agent_container.commands.run_list import RunRow
+from agent_container.commands.runs import RunDetail
 from agent_container.commands.verifying import AllVerified
 from agent_container.events import (
     AgentError,
@@ -54,10 +55,10 @@ _FILES_NOW = {
 }
 
 
-def show_runs(ui: Ui, rows: Sequence[RunRow]) -> None:
+def show_runs(ui: Ui, rows: Sequence[RunRow], *, narrow: bool = False) -> None:
     """`runs ls`."""
     if not rows:
-        ui.info('no runs yet: agent-container run "what to do"')
+        ui.info("no run fits" if narrow else 'no runs yet: agent-container run "what to do"')
         return
     cells = [
         (
@@ -66,16 +67,21 @@ def show_runs(ui: Ui, rows: Sequence[RunRow]) -> None:
             row.agent,
             row.state,
             duration(row.duration_s) if row.duration_s is not None else "",
+            f"${row.cost_usd:.2f}" if row.cost_usd is not None else "",
             str(row.denied) if row.denied else "",
-            one_line(row.task, width=50),
+            one_line(" ".join([*_words(row.labels), row.task]), width=50 + 12 * len(row.labels or ())),
         )
         for row in rows
     ]
     styles = [_STATE_STYLE.get(row.state, BAD) for row in rows]
-    ui.table(("run", "project", "agent", "state", "took", "denied", "task"), cells, styles=styles)
+    ui.table(("run", "project", "agent", "state", "took", "cost", "denied", "task"), cells, styles=styles)
     for row in rows:
         for note in row.notes:
             ui.warn(f"{row.run}: {note}")
+
+
+def _words(labels: Mapping[str, str] | None) -> list[str]:
+    return [f"[{key}={value}]" if value else f"[{key}]" for key, value in (labels or {}).items()]
 
 
 def show_run_detail(ui: Ui, detail: RunDetail, events: Iterable[Event] = ()) -> None:
@@ -112,6 +118,7 @@ def show_summary(ui: Ui, record: RunRecord) -> None:
             ("why", host.reason),
             ("whose word", f"the {host.basis.value}'s"),
             ("task", one_line(host.task or "", width=WIDTH)),
+            ("labels", ", ".join(f"{key}={value}" for key, value in host.labels.items())),
             ("agent", " ".join(part for part in (host.versions.agent, host.versions.agent_cli) if part)),
             ("started", host.started.isoformat(timespec="seconds")),
             ("took", duration(host.duration_s)),

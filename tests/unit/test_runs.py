@@ -12,9 +12,9 @@ import pytest
 
 from agent_container.commands.context import Context
 from agent_container.commands.logs import events_so_far, find_under_way
+from agent_container.commands.run_list import list_runs
 from agent_container.commands.runs import (
     export_run,
-    list_runs,
     prune_runs,
     remove_runs,
     resolve_run,
