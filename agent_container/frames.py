@@ -90,6 +90,28 @@ def split_lines(chunks: Iterable[bytes], *, max_bytes: int) -> Iterator[Line]:
     yield from splitter.finish()
 
 
+def whole_lines(chunks: Iterable[bytes], *, max_bytes: int) -> Iterator[bytes]:
+    """The same lines as bytes with their newlines, several times as fast, for who counts none and keeps none: of a
+    longer one its first `max_bytes`, without one."""
+    rest, skipping = b"", False
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if skipping:
+                skipping = False
+            elif len(line) > max_bytes:
+                yield line[:max_bytes]
+            else:
+                yield line + b"\n"
+        if skipping:
+            rest = b""
+        elif len(rest) > max_bytes:
+            yield rest[:max_bytes]
+            rest, skipping = b"", True
+    if rest:
+        yield rest
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One frame of the runner's spool: a piece of the agent's output, or its end."""

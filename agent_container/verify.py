@@ -18,15 +18,16 @@ from typing import Final, Literal
 
 from agent_container.drain import RECEIPTS, RECORD, digest_file, file_pieces, list_files
 from agent_container.errors import StoreError, Tampered, Unverifiable
-from agent_container.frames import split_lines
+from agent_container.frames import whole_lines
 from agent_container.manifest import MANIFEST, Manifest, key_fingerprint, parse_manifest, signature_fits
 from agent_container.records import RunRecord, parse_record
 from agent_container.store import VerifiedHead
+from agent_container.store.sessions import CHAIN_KEY_BYTES
 from agent_container.store.writer import read_file
 from agent_egress.identity import MAX_RECEIPT_BYTES
 from agent_egress.policy import Policy, PolicyError
-from agent_egress.receipts import ZERO_MAC, ChainReport, Checkpoint, parse_receipt, verify_chain
-from agent_egress.replay import reconcile, replay
+from agent_egress.receipts import ZERO_MAC, ChainReport, Checkpoint, Fields, verify_chain
+from agent_egress.replay import Reconciliation, Replay
 
 VERIFIED: Final = 0
 TAMPERED: Final = 5
@@ -141,6 +142,9 @@ class _Verification:
         self.egress_only = egress_only
         self.elsewhere = elsewhere
         self.signer = ""
+        self._opened: Fields | None = None
+        self._replay = Replay()
+        self._reconciliation = Reconciliation()
         self.findings: list[Finding] = []
         self.files = self.receipts = self.replayed = 0
         self.head: VerifiedHead | None = None
@@ -262,7 +266,10 @@ class _Verification:
             return
         known = self.checkpoint
         report = verify_chain(
-            self._lines(), key=key, checkpoint=Checkpoint(known.length, known.head) if known else None
+            self._lines(),
+            key=key,
+            checkpoint=Checkpoint(known.length, known.head) if known else None,
+            observe=self._observe,
         )
         self.receipts = sum(count for kind, count in report.counts.items() if "." not in kind)
         for fault in report.faults[:MAX_NAMED]:
@@ -277,14 +284,17 @@ class _Verification:
             self._cannot("nothing-there", RECEIPTS, "no receipt was verified")
         if report.status == "verified":
             self.head = VerifiedHead(manifest.chain.session, report.length, report.head, report.sealed)
-        self._replay(report)
+        self._rests_on(report)
 
     def _key(self, manifest: Manifest) -> bytes | None:
         published = None
         if manifest.chain.key is not None:
             try:
                 published = bytes.fromhex(manifest.chain.key)
+                if len(published) != CHAIN_KEY_BYTES:
+                    raise ValueError
             except ValueError:
+                published = None
                 self._tampered("key", MANIFEST, "the chain key in it is no key")
         if self.chain_key and published and published != self.chain_key:
             self._tampered("key", MANIFEST, "the chain key in it is not the session's")
@@ -302,16 +312,23 @@ class _Verification:
             report.sealed,
         ):
             self._tampered("head", MANIFEST, f"it names a head at {claimed.length} receipts, found {report.length}")
-        opened = next(self._receipts(), None)
+        opened = self._opened
         if opened is not None and opened.get("kind") == "open" and opened.get("session") != claimed.session:
             self._tampered(
                 "wrong-session", f"{RECEIPTS}:1", f"these are the receipts of session {opened.get('session')}"
             )
 
-    def _replay(self, report: ChainReport) -> None:
+    def _observe(self, receipt: Fields) -> None:
+        """Everything that the receipts say is looked at in one pass: a chain may have millions."""
+        if self._opened is None:
+            self._opened = receipt
+        self._replay.add(receipt)
+        self._reconciliation.add(receipt)
+
+    def _rests_on(self, report: ChainReport) -> None:
+        """The policies that the chain names; then each decision and destination in their light."""
         bodies = {**self._own_policies(), **self.policies}
-        parsed: dict[str, Policy] = {}
-        missing: set[str] = set()
+        found = {}
         for digest in report.digests:
             body = bodies.get(digest)
             try:
@@ -319,22 +336,18 @@ class _Verification:
             except PolicyError as bad:
                 self._tampered("policy", f"policies/{digest}", f"it cannot be read: {bad}")
                 continue
-            if policy is None:
-                missing.add(digest.removeprefix("sha256:")[:16])
+            if body is None or policy is None:
+                self._replay.miss(digest)
                 self._cannot("policy-missing", "policies", f"the policy {digest} is not stored")
-            elif (found := {policy.digest, _digest(bodies[digest])}) != {digest}:
-                self._tampered("policy", f"policies/{digest}", f"its digest is {min(found - {digest})}")
+            elif (digests := {policy.digest, _digest(body)}) != {digest}:
+                self._tampered("policy", f"policies/{digest}", f"its digest is {min(digests - {digest})}")
             else:
-                parsed[digest] = policy
-        self.policies = {digest: bodies[digest] for digest in parsed}
-        repeatable = (row for row in self._receipts() if row.get("policy") not in missing)
-        for fault in (*replay(self._counted(repeatable), policies=parsed), *reconcile(self._receipts())):
+                self._replay.learn(policy)
+                found[digest] = body
+        self.policies = found
+        for fault in (*self._replay.faults(), *self._reconciliation.faults()):
             self._tampered(fault.kind, f"receipt {fault.line}", fault.detail)
-
-    def _counted(self, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
-        for row in rows:
-            self.replayed += row.get("kind") in ("decision", "lookup")
-            yield row
+        self.replayed = self._replay.count
 
     def _own_policies(self) -> dict[str, bytes]:
         directory = self.dir / "policies"
@@ -348,15 +361,7 @@ class _Verification:
         return found
 
     def _lines(self) -> Iterator[bytes]:
-        limit = MAX_RECEIPT_BYTES + EXTRA_CHAIN_LINE_BYTES
-        for line in split_lines(file_pieces(self.dir / RECEIPTS), max_bytes=limit):
-            yield line.data + (b"\n" if line.ended else b"")
-
-    def _receipts(self) -> Iterator[dict[str, object]]:
-        for line in self._lines():
-            row = parse_receipt(line.removesuffix(b"\n"))
-            if row is not None:
-                yield row
+        return whole_lines(file_pieces(self.dir / RECEIPTS), max_bytes=MAX_RECEIPT_BYTES + EXTRA_CHAIN_LINE_BYTES)
 
     def _tampered(self, kind: str, where: str, detail: str) -> None:
         self._find("tampered", kind, where, detail)

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -51,8 +51,11 @@ _REPLAYED = frozenset({"action", "host", "name", "rule", "policy", "address"})
 """Texts that a verification decides by: cut short, what was written truly would read as a lie."""
 _MAC_TAIL = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
 _TAIL_BYTES = 74
+_BLOCK = 64
+_INNER, _OUTER = bytes(byte ^ 0x36 for byte in range(256)), bytes(byte ^ 0x5C for byte in range(256))
 _MAX_TEXT = 256
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # made once: half the cost of `json.dumps`
+_scan = json.JSONDecoder().raw_decode
 
 
 class ReceiptRefused(ValueError):
@@ -119,7 +122,10 @@ def next_key(key: bytes) -> bytes:
 
 
 def _mac(key: bytes, previous: str, body: bytes) -> str:
-    return hmac.digest(key, previous.encode("ascii") + body, "sha256").hex()
+    """HMAC-SHA256 as RFC 2104 has it, of a key of at most one block: a third of what `hmac.digest` takes."""
+    block = key.ljust(_BLOCK, b"\0")
+    inner = hashlib.sha256(block.translate(_INNER) + previous.encode("ascii") + body).digest()
+    return hashlib.sha256(block.translate(_OUTER) + inner).hexdigest()
 
 
 def cut_text(text: str, limit: int = _MAX_TEXT) -> str:
@@ -175,7 +181,8 @@ def tally(counts: dict[str, int], fields: Fields) -> None:
     if isinstance(action, str):
         count = fields.get("count", 1)
         events = count if isinstance(count, int) and not isinstance(count, bool) else 1
-        counts[f"{kind}.{action}"] = counts.get(f"{kind}.{action}", 0) + events
+        name = f"{kind}.{action}"
+        counts[name] = counts.get(name, 0) + events
 
 
 class Writer:
@@ -261,9 +268,15 @@ def parse_receipt(line: bytes) -> dict[str, object] | None:
     if len(line) > MAX_RECEIPT_BYTES + 1:
         return None
     try:
-        document = json.loads(line)
+        text = line.decode("ascii")
+        document, end = _scan(text)  # half the cost of `json.loads`, which is asked where this is not all of it
+        if end != len(text):
+            document = json.loads(line)
     except (ValueError, RecursionError):
-        return None
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         return None
     seq = document.get("seq")
@@ -273,8 +286,9 @@ def parse_receipt(line: bytes) -> dict[str, object] | None:
 class _Verifier:
     """The verification's state, line by line."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *, observe: Callable[[Fields], None] | None = None) -> None:
         self.key = key
+        self._observe = observe
         self.commitment = key_commitment(key)
         self.lines = self.expected = 0
         self.previous: str | None = ZERO_MAC
@@ -295,14 +309,34 @@ class _Verifier:
             self.faults.append(Fault(self.lines, kind, detail))
 
     def add(self, line: bytes) -> None:
-        self.lines += 1
+        """One more line. The next link of a sound chain takes the short way, everything else the long one."""
         raw = line.removesuffix(b"\n")
+        if self.previous is not None and self.other is None and not self.sealed and len(raw) > _TAIL_BYTES:
+            mac = _mac(self.key, self.previous, raw[:-_TAIL_BYTES] + b"}")
+            if raw.endswith(f',"mac":"{mac}"}}'.encode("ascii")):
+                fields = parse_receipt(raw)
+                if fields is not None and fields["seq"] == self.expected:
+                    self.lines += 1
+                    self.torn, self.any_good = False, True
+                    if self._observe is not None:
+                        self._observe(fields)
+                    self.previous = mac
+                    self.key = next_key(self.key)
+                    self.expected += 1
+                    self._accept(fields, self.expected - 1, mac)
+                    return
+        self._add_odd(raw)
+
+    def _add_odd(self, raw: bytes) -> None:
+        self.lines += 1
         tail = _MAC_TAIL.search(raw[-_TAIL_BYTES:]) if len(raw) > _TAIL_BYTES else None
         fields = parse_receipt(raw) if tail else None
         self.torn = tail is None or fields is None
         if tail is None or fields is None:
             self.fault("not-json", "not a receipt")
             return
+        if self._observe is not None:
+            self._observe(fields)
         seq = fields["seq"]
         mac = tail.group(1).decode("ascii")
         if self.sealed:
@@ -364,13 +398,20 @@ class _Verifier:
             self.length, self.head = seq, mac
 
 
-def verify_chain(lines: Iterable[bytes], *, key: bytes, checkpoint: Checkpoint | None = None) -> ChainReport:
-    """Every link from the first, no gap, no cut tail, sealed. Never raises on what the lines hold.
+def verify_chain(
+    lines: Iterable[bytes],
+    *,
+    key: bytes,
+    checkpoint: Checkpoint | None = None,
+    observe: Callable[[Fields], None] | None = None,
+) -> ChainReport:
+    """Every link from the first, no gap, no cut tail, sealed. Never raises on what the lines hold. `observe` is shown
+    every receipt, genuine or not, as it stands in the lines.
 
     Fault kinds: bad-mac, gap, duplicate, reorder, cut-tail, missing-seal, not-json, wrong-key, behind-checkpoint,
     after-seal, bad-totals. A half line at the end of an unsealed chain is how a crash looks, and makes it
     unverifiable, not tampered."""
-    state = _Verifier(key)
+    state = _Verifier(key, observe=observe)
     state.checkpoint = checkpoint
     for line in lines:
         if line.strip():

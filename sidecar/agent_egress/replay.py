@@ -11,6 +11,11 @@ from agent_egress.names import literal_address
 from agent_egress.policy import Policy, decide_lookup, decide_name
 from agent_egress.receipts import MAX_FAULTS, Fault, Fields, cut_text
 
+_DECIDED = frozenset({"decision", "lookup"})
+MAX_KNOWN, MAX_LATER = 50_000, 10_000
+_Question = tuple[str, str, int, object, object]
+"""Policy, host, port (-1 for a lookup), action, rule."""
+
 
 def _seq(receipt: Fields) -> int:
     seq = receipt.get("seq")
@@ -22,68 +27,148 @@ def _port(receipt: Fields) -> int:
     return port if isinstance(port, int) else 0
 
 
-def replay(receipts: Iterable[Fields], *, policies: Mapping[str, Policy]) -> tuple[Fault, ...]:
-    """Decides every `decision` and `lookup` again; `policies` is keyed by digest. Faults: replay-mismatch.
+class Replay:
+    """Decides every `decision` and `lookup` again, one receipt after the other. Faults: replay-mismatch.
 
     A refusal for a reason other than the name (`why`: an SNI that differs, a path, a decoy) is stricter than the policy
     and not repeated here; an allow must always be.
     """
-    by_short = {policy.short_digest: policy for policy in policies.values()}
-    faults: list[Fault] = []
+
+    def __init__(self) -> None:
+        self._policies: dict[str, Policy] = {}
+        self._missing: set[str] = set()
+        self._known: dict[_Question, str] = {}
+        """Answers: most of what an agent asks it asks again."""
+        self._later: dict[_Question, int] = {}
+        """Under policies that are not known yet, with the first receipt."""
+        self._faults: list[Fault] = []
+        self.count = 0
+        """Decisions and lookups under policies that are at hand."""
+
+    def learn(self, policy: Policy) -> None:
+        """A policy that receipts may name."""
+        self._policies[policy.short_digest] = policy
+
+    def miss(self, digest: str) -> None:
+        """A policy whose body is nowhere: nothing can be said of what names it, which is for the caller to say."""
+        self._missing.add(digest.removeprefix("sha256:")[:16])
+
+    def add(self, receipt: Fields) -> None:
+        """One more receipt, of any kind."""
+        kind = receipt.get("kind")
+        if kind not in _DECIDED:
+            return
+        action, short = receipt.get("action"), str(receipt.get("policy", ""))
+        if short in self._missing:
+            return
+        self.count += 1
+        if action == "deny" and receipt.get("collapsed") is True:
+            return
+        if action != "allow" and receipt.get("why", "name") != "name":
+            return
+        if kind == "lookup":
+            question = (short, str(receipt.get("name", "")), -1, action, receipt.get("rule", ""))
+        else:
+            question = (short, str(receipt.get("host", "")), _port(receipt), action, receipt.get("rule", ""))
+        try:
+            problem = self._known.get(question)
+        except TypeError:  # a list where a text belongs
+            problem, question = None, (*question[:3], str(action), str(question[4]))
+        if problem is None:
+            problem = self._decide(question, receipt)
+        if problem:
+            self._fault(_seq(receipt), problem)
+
+    def _decide(self, question: _Question, receipt: Fields) -> str:
+        policy = self._policies.get(question[0])
+        if policy is None:
+            if len(self._later) < MAX_LATER:
+                self._later.setdefault(question, _seq(receipt))
+            return ""
+        problem = _replay_one(question, policy)
+        if len(self._known) < MAX_KNOWN:
+            self._known[question] = problem
+        return problem
+
+    def _fault(self, seq: int, problem: str) -> None:
+        if len(self._faults) < MAX_FAULTS:
+            self._faults.append(Fault(seq, "replay-mismatch", problem))
+
+    def faults(self) -> tuple[Fault, ...]:
+        """All of them, once every receipt was added."""
+        later, self._later = self._later, {}
+        for question, seq in later.items():
+            policy = self._policies.get(question[0])
+            if question[0] in self._missing:
+                continue
+            problem = _replay_one(question, policy) if policy else f"names policy {question[0]!r}, which is not at hand"
+            if problem:
+                self._fault(seq, problem)
+        return tuple(self._faults)
+
+
+def replay(receipts: Iterable[Fields], *, policies: Mapping[str, Policy]) -> tuple[Fault, ...]:
+    """The same over all receipts at once, where the policies are known; `policies` is keyed by digest."""
+    state = Replay()
+    for policy in policies.values():
+        state.learn(policy)
     for receipt in receipts:
-        collapsed = receipt.get("collapsed") is True and receipt.get("action") == "deny"
-        if receipt.get("kind") not in {"decision", "lookup"} or collapsed:
-            continue
-        problem = _replay_one(receipt, by_short)
-        if problem and len(faults) < MAX_FAULTS:
-            faults.append(Fault(_seq(receipt), "replay-mismatch", problem))
-    return tuple(faults)
+        state.add(receipt)
+    return state.faults()
 
 
-def _replay_one(receipt: Fields, by_short: Mapping[str, Policy]) -> str:
-    allowed = receipt.get("action") == "allow"
-    if not allowed and receipt.get("why", "name") != "name":
-        return ""
-    name = str(receipt.get("policy", ""))
-    policy = by_short.get(name)
-    if policy is None:
-        return f"names policy {name[:16]!r}, which is not at hand"
-    if receipt.get("kind") == "lookup":
-        host = str(receipt.get("name", ""))
-        again = decide_lookup(policy, host)
-    else:
-        host = str(receipt.get("host", ""))
-        again = decide_name(policy, host, _port(receipt))
-    if again.allowed != allowed or cut_text(again.rule) != receipt.get("rule", ""):
+def _replay_one(question: _Question, policy: Policy) -> str:
+    _, host, port, action, rule = question
+    allowed = action == "allow"
+    again = decide_lookup(policy, host) if port < 0 else decide_name(policy, host, port)
+    if again.allowed != allowed or cut_text(again.rule) != rule:
         verdict = "allows" if again.allowed else "denies"
-        said = f"{receipt.get('action')} of {host[:80]!r} by {receipt.get('rule')!r}"
-        return f"{said}: its policy {verdict} it by {again.rule!r}"
+        return f"{action} of {host[:80]!r} by {rule!r}: its policy {verdict} it by {again.rule!r}"
     return ""
 
 
-def reconcile(receipts: Iterable[Fields]) -> tuple[Fault, ...]:
+class Reconciliation:
     """Every (address, port) that the kernel saw squid dial must come from an answer to a name that was allowed on that
     port, or be an address allowed itself. Faults: unexplained-connection. Counts are not compared: kept-alive
     connections and retries make them differ."""
-    answers: dict[str, set[str]] = {}
-    allowed: set[tuple[str, int]] = set()
-    dialled: list[tuple[int, str, int]] = []
-    for receipt in receipts:
+
+    def __init__(self) -> None:
+        self._answers: dict[str, set[str]] = {}
+        self._allowed: set[tuple[str, int]] = set()
+        self._dialled: dict[tuple[str, int], int] = {}
+        """With the first receipt that says so."""
+
+    def add(self, receipt: Fields) -> None:
+        """One more receipt, of any kind."""
         kind = receipt.get("kind")
-        if kind == "answer":
+        if kind == "decision":
+            if receipt.get("action") == "allow":
+                self._allowed.add((str(receipt.get("host")), _port(receipt)))
+        elif kind == "answer":
             addresses = receipt.get("addresses")
             if isinstance(addresses, list):
                 for address in addresses:
-                    answers.setdefault(str(address), set()).add(str(receipt.get("name")))
-        elif kind == "decision" and receipt.get("action") == "allow":
-            allowed.add((str(receipt.get("host")), _port(receipt)))
+                    self._answers.setdefault(str(address), set()).add(str(receipt.get("name")))
         elif kind == "connection":
-            dialled.append((_seq(receipt), str(receipt.get("address")), _port(receipt)))
-    faults = []
-    for seq, address, port in dialled:
-        if (address, port) == (LOOPBACK4, CANARY_PORT) or (literal_address(address) and (address, port) in allowed):
-            continue
-        if not any((name, port) in allowed for name in answers.get(address, ())):
-            detail = f"{address[:64]}:{port} was dialled, and no receipt says why"
-            faults.append(Fault(seq, "unexplained-connection", detail))
-    return tuple(faults[:MAX_FAULTS])
+            self._dialled.setdefault((str(receipt.get("address")), _port(receipt)), _seq(receipt))
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Each destination that nothing explains, once, as all receipts have it."""
+        found = []
+        for (address, port), seq in self._dialled.items():
+            if (address, port) == (LOOPBACK4, CANARY_PORT):
+                continue
+            if literal_address(address) and (address, port) in self._allowed:
+                continue
+            if not any((name, port) in self._allowed for name in self._answers.get(address, ())):
+                detail = f"{address[:64]}:{port} was dialled, and no receipt says why"
+                found.append(Fault(seq, "unexplained-connection", detail))
+        return tuple(found[:MAX_FAULTS])
+
+
+def reconcile(receipts: Iterable[Fields]) -> tuple[Fault, ...]:
+    """The same over all receipts at once."""
+    state = Reconciliation()
+    for receipt in receipts:
+        state.add(receipt)
+    return state.faults()

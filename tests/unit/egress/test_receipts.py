@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Callable, Sequence
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_egress import receipts
 from agent_egress.collapse import MAX_DISTINCT, RESERVED, Collapser
 from agent_egress.identity import MAX_RECEIPT_BYTES
 from agent_egress.policy import Policy, decide_name
@@ -286,6 +288,12 @@ def test_a_receipt_is_one_short_line_of_ascii_whatever_it_holds(host: str, path:
     assert not any(byte < 0x20 for byte in line[:-1])
     fields = parse_receipt(line)
     assert fields is not None and fields["action"] == "allow"
+
+
+@given(st.binary(min_size=32, max_size=32), st.text("0123456789abcdef", min_size=64, max_size=64), st.binary())
+@settings(max_examples=30)
+def test_the_mac_is_the_hmac_of_the_standard_library(key: bytes, previous: str, body: bytes) -> None:
+    assert receipts._mac(key, previous, body) == hmac.digest(key, previous.encode() + body, "sha256").hex()
 
 
 def test_a_cut_text_keeps_its_beginning_and_a_hash_of_all() -> None:
