@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import secrets
 import signal
 import time
@@ -21,6 +22,7 @@ from tests.support.home import HANG_S, Home, docker, leftovers, objects
 QUICK = '["true"]'
 WORKS = '["sh", "-c", "echo working; sleep 3000"]'
 WORKS_A_WHILE = '["sh", "-c", "echo working; sleep 15; echo done"]'
+TICKS = '["sh", "-c", "for n in $(seq 60); do echo tick $n; sleep 1; done"]'
 ECHOES = '["sh", "-c", "echo {task} > mine; sleep 2; echo {task}"]'
 
 
@@ -179,6 +181,49 @@ def test_attach_drives_a_run_to_its_record_when_its_driver_was_killed(user: Call
 
     assert attached.status == 0, attached.output
     assert home.records()[session]["host"]["outcome"] == "succeeded"
+
+
+def test_the_tool_killed_under_eight_runs_loses_none(user: Callable[[str], Home]) -> None:
+    """Their drivers end all at once; what follows instead is stopped for a while, or finds the container paused."""
+    home = user(TICKS)
+    runs = [home.start("run", "work") for _ in range(8)]
+    sessions: list[str] = []
+    deadline = time.monotonic() + HANG_S
+    while len(sessions) < len(runs) and time.monotonic() < deadline:
+        time.sleep(1)
+        sessions = [session for session, row in home.sessions().items() if row["phase"] == "running"]
+    assert len(sessions) == len(runs)
+    for run in runs:
+        run.signal(signal.SIGKILL)
+    for run in runs:
+        run.end()
+    *followed, ended, left = sessions
+
+    docker("kill", home.container(ended, "agent"))
+    refused = home.run("runs", "recover", ended)
+    assert refused.status == 4 and "agent's container is exited (status 137)" in refused.output, refused.output
+    following = [home.start("runs", "recover", session) for session in followed]
+    time.sleep(5)
+    following[0].signal(signal.SIGSTOP)
+    docker("pause", home.container(followed[1], "agent"))
+    time.sleep(8)
+    docker("unpause", home.container(followed[1], "agent"))
+    following[0].signal(signal.SIGCONT)
+    for each in following:
+        done = each.end()
+        assert done.status == 0, done.output
+    assert home.run("runs", "attach", left).status == 0
+    assert home.run("runs", "recover").status == 0
+
+    records = home.records()
+    assert sorted(records) == sorted(sessions)
+    for session, record in records.items():
+        lost = session == ended
+        assert record["host"]["outcome"] == ("lost" if lost else "succeeded"), record["host"]
+        assert record["host"]["egress"]["verified"] == "verified", "its sidecar outlived it"
+        raw = (home.data / "runs" / home.project_id() / session / "raw.jsonl").read_text()
+        found = [int(number) for number in re.findall(r"tick (\d+)", raw)]
+        assert found == list(range(1, len(found) + 1)) and (lost or len(found) == 60)
 
 
 def test_three_runs_at_once_keep_apart(user: Callable[[str], Home]) -> None:
