@@ -204,39 +204,6 @@ def runs_diff(run: RunArgument = None) -> None:
         CALL.ui.raw(piece)
 
 
-@runs_app.command("rm")
-def runs_rm(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...")],
-    yes: Annotated[bool, typer.Option("--yes", help="Without asking.")] = False,
-) -> None:
-    """Remove records for good."""
-    from agent_container.commands.runs import remove_runs, resolve_run
-
-    names = tuple(resolve_run(CALL.context, run).run_id for run in runs)
-    hint = f"agent-container runs rm --yes {' '.join(names)}"
-    if not yes and not CALL.ui.confirm(f"Remove {', '.join(names)} for good?", hint=hint):
-        raise UsageError("nothing was removed")
-    removed = remove_runs(CALL.context, names)
-
-    def show() -> None:
-        for name in removed.runs:
-            CALL.ui.text(f"removed {name}")
-
-    CALL.ui.result(removed, command="runs rm", show=show)
-
-
-@runs_app.command("export")
-def runs_export(
-    run: RunArgument = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="By default RUN.tar.gz.")] = None,
-) -> None:
-    """Pack a record into one file, to be checked elsewhere."""
-    from agent_container.commands.runs import export_run
-
-    path = export_run(CALL.context, run, output)
-    CALL.ui.result({"path": path}, command="runs export", show=lambda: CALL.ui.text(str(path)))
-
-
 @runs_app.command("verify")
 def runs_verify(
     run: RecordArgument = None,

@@ -315,7 +315,7 @@ class _Intake:
         except UnicodeDecodeError:
             return None
         parts = text.removeprefix("./").split("/")
-        if len(parts) > MAX_DEPTH or not all(_plain_component(part) for part in parts):
+        if len(parts) > MAX_DEPTH or not all(plain_component(part) for part in parts):
             return None
         if not self._source.tree:
             return self._source.into if len(parts) == 1 else None
@@ -352,7 +352,8 @@ class _Names:
         return (*self._kept, f"and {self._more} more") if self._more else tuple(self._kept)
 
 
-def _plain_component(part: str) -> bool:
+def plain_component(part: str) -> bool:
+    """Whether a part of a path is one that we would write."""
     return (
         bool(part)
         and not part.startswith("..")

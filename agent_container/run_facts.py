@@ -49,7 +49,7 @@ class RunFacts:
     bytes: int = 0
     """Of all its files."""
     work: bool = False
-    """Whether it changed anything."""
+    """Whether it holds work that was done in a clone."""
     hosts: tuple[str, ...] = ()
     """Hosts that it sent to or that answered it."""
     paths: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ def facts_of(
         notes=tuple(plain(note) for note in host.drained.notes[:20]),
         labels=tuple(sorted((plain(key), plain(value)) for key, value in list(host.labels.items())[:MAX_LABELS])),
         bytes=whole(size),
-        work=tree is not None and bool(tree.commits or tree.files_changed),
+        work=tree is not None and tree.mode == "clone" and bool(tree.commits or tree.files_changed),
         hosts=tuple(dict.fromkeys(plain(name).lower() for name in (*listed, *hosts)))[:MAX_HOSTS],
         paths=tuple(dict.fromkeys(plain(path, MAX_PATH) for path in paths))[:MAX_PATHS],
         cut=cut,

@@ -13,7 +13,7 @@ from agent_container.commands.context import Context
 from agent_container.commands.imaging import plan_images
 from agent_container.commands.recovery import finish_orphan, profile_named, reap_orphans
 from agent_container.commands.resolve import resolve
-from agent_container.commands.runs import load_record, project_here, resolve_run
+from agent_container.commands.runs import is_imported, load_record, project_here, resolve_run
 from agent_container.drain import file_pieces
 from agent_container.errors import Locked, NotRunning, UsageError
 from agent_container.events import Event
@@ -179,6 +179,11 @@ def apply_run(
 ) -> ApplyResult:
     """Brings a run's work to the project that it began in. Raises ApprovalNeeded naming what holds it up."""
     place = resolve_run(ctx, prefix)
+    if is_imported(place):
+        raise UsageError(
+            f"run {place.run_id} came from elsewhere, and its work enters no project by itself",
+            hint=f"look at it, then: agent-container runs diff {place.run_id} | git apply",
+        )
     record = load_record(place)
     workspace = record.host.workspace
     bundle = place.path / "workspace.bundle"
@@ -190,7 +195,7 @@ def apply_run(
     use = _workspace_use(ctx, place.run_id)
     image = _git_image(ctx, record.host.digests.agent_image)
     with ctx.store.sessions.lock(place.run_id, doing="runs apply"):
-        return apply_result(
+        applied = apply_result(
             throwaway(ctx.engine, ctx.store, session=place.run_id, project=place.project_id, image=image),
             facts,
             bundle,
@@ -203,6 +208,8 @@ def apply_run(
             protect=use.protect if use else (),
             accept_sensitive=accept_sensitive,
         )
+    ctx.store.marks.change(place.run_id, applied=ctx.now().isoformat(timespec="seconds"))
+    return applied
 
 
 def _workspace_use(ctx: Context, run: str) -> WorkspaceUse | None:

@@ -13,6 +13,7 @@ from agent_container.commands.runs import project_here
 from agent_container.run_facts import RunFacts, plain
 from agent_container.session import SessionState
 from agent_container.store import Store
+from agent_container.store.marks import IMPORTED
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class RunRow:
     cost_usd: float | None = None
     """By the agent's own count."""
     labels: dict[str, str] | None = None
+    imported: bool = False
+    """Whether the record came from elsewhere."""
 
 
 def list_runs(context: Context, wanted: Wanted | None = None, *, everywhere: bool = False) -> tuple[RunRow, ...]:
@@ -93,4 +96,5 @@ def _row(facts: RunFacts) -> RunRow:
         model=facts.model,
         cost_usd=facts.cost_usd,
         labels=dict(facts.labels),
+        imported=facts.project_id.startswith(IMPORTED),
     )

@@ -6,10 +6,9 @@ that are under way, or that nobody finished, are told from their sessions.
 
 from __future__ import annotations
 
-import tarfile
+import base64
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +20,7 @@ from agent_container.frames import split_lines
 from agent_container.project import find_project
 from agent_container.records import RunRecord, parse_record
 from agent_container.store import RunPlace, Store
+from agent_container.store.marks import IMPORTED, Origin
 from agent_container.store.writer import read_file
 from agent_container.verify import TAMPERED, VERIFIED, VerifyResult, check_files, verify_run
 
@@ -48,15 +48,10 @@ class RunDetail:
     warnings: tuple[str, ...]
     """Lines that could not be read, files that were refused, records that were lost."""
     files: FilesNow
-
-
-@dataclass(frozen=True)
-class Removed:
-    """What `rm` and `prune` removed."""
-
-    runs: tuple[str, ...]
-    kept: tuple[str, ...] = ()
-    """Runs that were left, with the reason."""
+    origin: Origin | None = None
+    """Where it came from, when it was imported."""
+    held: str | None = None
+    """Why it is not to be removed."""
 
 
 def project_here(context: Context) -> str:
@@ -94,7 +89,16 @@ def show_run(context: Context, run: str | None) -> RunDetail:
     place = resolve_run(context, run)
     record = load_record(place)
     warnings = tuple(_warnings(place, record))
-    return RunDetail(place.run_id, place.path, record, warnings, files=_files_now(context.store, place))
+    mark = context.store.marks.load(place.run_id)
+    return RunDetail(
+        place.run_id,
+        place.path,
+        record,
+        warnings,
+        files=_files_now(context.store, place),
+        origin=mark.origin,
+        held=mark.held,
+    )
 
 
 def run_events(context: Context, run: str | None) -> Iterator[Event]:
@@ -117,6 +121,9 @@ def verify_record(context: Context, run: str | None, *, egress_only: bool = Fals
 
 def verify_place(store: Store, place: RunPlace, *, egress_only: bool = False) -> VerifyResult:
     """The same for a record whose place is known."""
+    if is_imported(place):
+        own, former = vouching_keys(store, place)
+        return verify_run(place.path, host_key=own, former_keys=former, egress_only=egress_only)
     record_session = place.run_id  # a run has a session of its own, of the same id
     try:
         chain_key = store.sessions.load_chain_key(record_session)
@@ -134,40 +141,6 @@ def verify_place(store: Store, place: RunPlace, *, egress_only: bool = False) ->
     if result.exit_code == VERIFIED and result.head is not None:
         store.checkpoints.advance(result.head)
     return result
-
-
-def remove_runs(context: Context, runs: tuple[str, ...]) -> Removed:
-    """Removes records for good; all names are resolved before the first goes."""
-    places = [resolve_run(context, run) for run in runs]
-    return _remove(context.store, places)
-
-
-def prune_runs(context: Context, *, older_than: timedelta, keep: int = 0, everywhere: bool = False) -> Removed:
-    """Removes records that are older than `older_than`, except the newest `keep`."""
-    project_id = None if everywhere else project_here(context)
-    limit = context.now() - older_than
-    old = [place for place in context.store.runs.list(project_id)[keep:] if _started(place) < limit]
-    return _remove(context.store, old)
-
-
-def export_run(context: Context, run: str | None, target: Path | None) -> Path:
-    """Writes a record as one tar.gz that verifies anywhere. Raises UsageError when `target` is there already."""
-    place = resolve_run(context, run)
-    target = target or Path(f"{place.run_id}.tar.gz")
-    try:
-        stream = target.open("xb")
-    except FileExistsError as there:
-        raise UsageError(f"{target} exists already", hint="name another file") from there
-    except OSError as bad:
-        raise UsageError(f"cannot write {target}: {bad.strerror}") from bad
-    target.chmod(0o600)  # it holds what the agent saw
-    try:
-        with stream, tarfile.open(fileobj=stream, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
-            archive.add(place.path, arcname=place.run_id, filter=_anonymous)
-    except OSError as bad:
-        target.unlink(missing_ok=True)
-        raise StoreError(f"cannot write {target}: {bad.strerror}", hint="free some space, then try again") from bad
-    return target
 
 
 def load_record(place: RunPlace) -> RunRecord:
@@ -207,8 +180,23 @@ def _warnings(place: RunPlace, record: RunRecord) -> Iterator[str]:
         yield f"the container's clock was {record.host.clock_skew_s:+.0f} s off"
 
 
+def is_imported(place: RunPlace) -> bool:
+    """Whether a record came from elsewhere."""
+    return place.project_id.startswith(IMPORTED)
+
+
+def vouching_keys(store: Store, place: RunPlace) -> tuple[bytes | None, tuple[bytes, ...]]:
+    """The public key that vouches for a record, and former ones as good: this host's, or, for one that came from
+    elsewhere, the key that was given for it."""
+    if not is_imported(place):
+        return store.host_key.published(), store.host_key.former()
+    origin = store.marks.load(place.run_id).origin
+    return (base64.b64decode(origin.key) if origin is not None and origin.key else None), ()
+
+
 def _files_now(store: Store, place: RunPlace) -> FilesNow:
-    found = check_files(place.path, host_key=store.host_key.published(), former_keys=store.host_key.former())
+    own, former = vouching_keys(store, place)
+    found = check_files(place.path, host_key=own, former_keys=former)
     states: dict[int, Literal["as-recorded", "changed"]] = {VERIFIED: "as-recorded", TAMPERED: "changed"}
     words = [f"{row.where}: {row.detail}" for row in found.findings]
     if len(words) > MAX_WARNINGS:
@@ -256,27 +244,3 @@ def _stored_policies(store: Store, place: RunPlace) -> dict[str, bytes]:
         if stored is not None:
             found[digest] = stored
     return found
-
-
-def _started(place: RunPlace) -> datetime:
-    """From the id, which every record has."""
-    return datetime.strptime(place.run_id[:15] + "+0000", "%Y%m%d-%H%M%S%z")
-
-
-def _remove(store: Store, places: list[RunPlace]) -> Removed:
-    gone, kept = [], []
-    for place in places:
-        owner = store.sessions.owner(place.run_id)
-        if owner is not None:
-            kept.append(f"{place.run_id}: in use by {owner}")
-            continue
-        store.runs.remove(place)
-        store.sessions.forget(place.run_id)
-        gone.append(place.run_id)
-    return Removed(tuple(gone), tuple(kept))
-
-
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member

@@ -19,6 +19,7 @@ from agent_container.store.journal import Journal
 from agent_container.store.keydoc import LOCKS, PROTECTS, LockKind, key_id
 from agent_container.store.keyrings import Keyring, OsKeyring, keyring_answers
 from agent_container.store.locks import Holder, Locks
+from agent_container.store.marks import Marks
 from agent_container.store.passphrase import Passphrases
 from agent_container.store.paths import Roots, default_roots, safe_name
 from agent_container.store.proofs import Proofs
@@ -90,6 +91,7 @@ class Store:
         self.policies = Policies(data / "policies", self.writer)
         self.journal = Journal(data / "records.journal")
         self.runs = Runs(data / "runs", self.writer, self.journal)
+        self.marks = Marks(data / "marks", self.writer)
         self.host_key = HostKey(data / "keys", self.writer, sealer, self._locks)
         self.proofs = Proofs(data / "proofs", self.writer, self.host_key)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agent_container.errors import StoreError, UsageError
 from agent_container.store.journal import Journal
-from agent_container.store.paths import safe_name
+from agent_container.store.paths import SAFE_NAME, safe_name
 from agent_container.store.writer import TEMP_PREFIX, Writer, explained
 
 STAGED = ".staging"
@@ -48,8 +48,19 @@ class Runs:
         places = [place for project in projects for place in self._of_project(project)]
         return tuple(sorted(places, key=lambda place: place.run_id, reverse=True))
 
+    def find(self, run_id: str) -> RunPlace | None:
+        """The record of that very id, whichever project's; costs the same however many there are."""
+        if not SAFE_NAME.fullmatch(run_id):
+            return None
+        places = (self.place(project, run_id) for project in _visible(self._directory))
+        return next((place for place in places if place.path.is_dir()), None)
+
     def resolve(self, prefix: str | None, *, project_id: str | None = None) -> RunPlace:
         """The run that an unambiguous prefix names; the newest for None. Raises UsageError."""
+        if prefix is not None and SAFE_NAME.fullmatch(prefix):
+            here = self.place(project_id, prefix) if project_id is not None else self.find(prefix)
+            if here is not None and here.path.is_dir():
+                return here
         places = self.list(project_id)
         if not places:
             raise UsageError("there are no runs yet", hint='agent-container run "what to do"')
@@ -79,9 +90,15 @@ class Runs:
     def staging(self, place: RunPlace) -> Iterator[Path]:
         """An invisible directory to fill. What `publish` has not taken by the end of the block is removed."""
         self.recover(place)
-        staged = self._directory / STAGED / f"{STAGING}{place.run_id}-{secrets.token_hex(4)}"
-        self._writer.make_dir(staged.parent)
         self._writer.make_dir(place.path.parent)
+        with self.scratch(place.run_id) as staged:
+            yield staged
+
+    @contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """The same for what has no place yet."""
+        staged = self._directory / STAGED / f"{STAGING}{name}-{secrets.token_hex(4)}"
+        self._writer.make_dir(staged.parent)
         with explained(staged, "create"):
             staged.mkdir(0o700)
             staged.chmod(0o700)

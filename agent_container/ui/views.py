@@ -32,6 +32,7 @@ from agent_container.events import (
     finding_words,
 )
 from agent_container.records import Outcome, RunRecord
+from agent_container.store.marks import Origin
 from agent_container.ui.clean import one_line
 from agent_container.ui.console import BAD, FAINT, GOOD, WARN, Ui, duration, size
 from agent_container.verify import VERIFIED, VerifyResult
@@ -63,7 +64,7 @@ def show_runs(ui: Ui, rows: Sequence[RunRow], *, narrow: bool = False) -> None:
     cells = [
         (
             row.run,
-            row.project,
+            f"{row.project} (imported)" if row.imported else row.project,
             row.agent,
             row.state,
             duration(row.duration_s) if row.duration_s is not None else "",
@@ -97,6 +98,8 @@ def show_run_detail(ui: Ui, detail: RunDetail, events: Iterable[Event] = ()) -> 
     ui.text(str(detail.path))
     ui.fields(
         [
+            ("held", f"yes: {detail.held}" if detail.held else "" if detail.held is None else "yes"),
+            ("imported", _origin(detail.origin) if detail.origin is not None else ""),
             ("files now", _FILES_NOW[now.state].format(count=now.count)),
             ("full check", f"agent-container runs verify {detail.run}"),
         ]
@@ -106,6 +109,11 @@ def show_run_detail(ui: Ui, detail: RunDetail, events: Iterable[Event] = ()) -> 
             ui.warn(finding)
     for warning in detail.warnings:
         ui.warn(warning)
+
+
+def _origin(origin: Origin) -> str:
+    whose = "a key that was vouched for" if origin.key else "a key that nobody here vouches for"
+    return f"{origin.at} from {origin.file}, signed by {origin.signer}, {whose}"
 
 
 def show_summary(ui: Ui, record: RunRecord) -> None:

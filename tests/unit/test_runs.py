@@ -13,10 +13,9 @@ import pytest
 from agent_container.commands.context import Context
 from agent_container.commands.logs import events_so_far, find_under_way
 from agent_container.commands.run_list import list_runs
+from agent_container.commands.run_removal import PruneRequest, prune_runs, remove_runs
+from agent_container.commands.run_transfer import export_runs
 from agent_container.commands.runs import (
-    export_run,
-    prune_runs,
-    remove_runs,
     resolve_run,
     run_events,
     run_raw,
@@ -259,7 +258,7 @@ class TestRemoval:
     def test_prune_takes_old_ones_and_keeps_the_newest(self, days: int, keep: int, gone: int, context: Context) -> None:
         publish_run(context.store)
         publish_run(context.store, run=SECOND)
-        removed = prune_runs(context, older_than=timedelta(days=days), keep=keep)
+        removed = prune_runs(context, PruneRequest(older_than=timedelta(days=days), keep=keep, yes=True))
         assert len(removed.runs) == gone
         assert len(list_runs(context)) == 2 - gone
         if gone == 1:
@@ -269,7 +268,7 @@ class TestRemoval:
 class TestExport:
     def test_what_is_exported_verifies_elsewhere(self, context: Context, tmp_path: Path) -> None:
         publish_run(context.store, sources=[source("transcript", file_tar("d/x", b"x"), tree=True)])
-        target = export_run(context, None, tmp_path / "run.tar.gz")
+        target = export_runs(context, [None], tmp_path / "run.tar.gz").path
         assert target.stat().st_mode & 0o777 == 0o600
         with tarfile.open(target) as archive:
             assert {member.uid for member in archive} == {0}
@@ -281,5 +280,5 @@ class TestExport:
         publish_run(context.store)
         (tmp_path / "run.tar.gz").write_bytes(b"mine")
         with pytest.raises(UsageError, match="exists already"):
-            export_run(context, None, tmp_path / "run.tar.gz")
+            export_runs(context, [None], tmp_path / "run.tar.gz")
         assert (tmp_path / "run.tar.gz").read_bytes() == b"mine"

@@ -14,7 +14,8 @@ from agent_container.cli import main
 from agent_container.cli_call import CALL
 from agent_container.commands.context import Context
 from agent_container.commands.host_key import export_host_keys, list_host_keys, rotate_host_key
-from agent_container.commands.runs import remove_runs, show_run, verify_record
+from agent_container.commands.run_removal import remove_runs
+from agent_container.commands.runs import show_run, verify_record
 from agent_container.commands.verify_egress import verify_egress
 from agent_container.commands.verifying import AllVerified, verify_all, verify_named
 from agent_container.drain import RAW, RECEIPTS
