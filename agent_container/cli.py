@@ -18,9 +18,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from agent_container.cli_call import CALL, KeyOption, RecordArgument, approved
+from agent_container.cli_credential import credential_app
 from agent_container.cli_egress import egress_app
 from agent_container.cli_keeping import runs_rm  # noqa: F401 - its module adds verbs to `runs`
-from agent_container.cli_records import credential_app, host_key_app, runs_app
+from agent_container.cli_records import host_key_app, runs_app
 from agent_container.errors import AgentContainerError, UsageError
 
 EXIT_BUG = 70

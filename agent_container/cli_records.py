@@ -1,8 +1,7 @@
-"""The parsers of `runs`, `host-key` and `credential`: the records of runs, what signs them, and the sealed store."""
+"""The parsers of `runs` and `host-key`: the records of runs, and what signs them."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 runs_app = typer.Typer(help="The records of past and present runs; without a verb, `runs ls`.", no_args_is_help=False)
 host_key_app = typer.Typer(help="The key that signs this host's records, by its public half.", no_args_is_help=True)
-credential_app = typer.Typer(help="The sealed store of credentials.", no_args_is_help=True)
 
 Everywhere = Annotated[bool, typer.Option("--all", help="Of every project.")]
 Projects = Annotated[list[str] | None, typer.Option("--project", metavar="NAME", help="Of another one: name or id.")]
@@ -273,116 +271,6 @@ def host_key_rotate(yes: Annotated[bool, typer.Option("--yes", help="Without ask
         CALL.ui.info("hand it to who verifies elsewhere: agent-container host-key export")
 
     CALL.ui.result(rotated, command="host-key rotate", show=show)
-
-
-@credential_app.command("set")
-def credential_set(
-    name: Annotated[str, typer.Argument(help="Its name; one that is a kind's name has that kind.")],
-    kind: Annotated[str | None, typer.Option("--kind", help="anthropic, openai, github, generic, ...")] = None,
-    host: Annotated[list[str] | None, typer.Option("--host", help="A host that may get it.")] = None,
-    port: Annotated[int | None, typer.Option("--port")] = None,
-    method: Annotated[list[str] | None, typer.Option("--method", help="An HTTP method.")] = None,
-    path: Annotated[list[str] | None, typer.Option("--path", help="A path template: /v1/*, /v1/**.")] = None,
-    header: Annotated[str | None, typer.Option("--header", help="The header that carries it.")] = None,
-    form: Annotated[list[str] | None, typer.Option("--format", help="How: 'Bearer {}'.")] = None,
-    env: Annotated[list[str] | None, typer.Option("--env", help="The variable of the placeholder.")] = None,
-    from_env: Annotated[str | None, typer.Option("--from-env", metavar="NAME", help="Take it from there.")] = None,
-    from_file: Annotated[Path | None, typer.Option("--from-file", help="Take it from a file.")] = None,
-) -> None:
-    """Seal a secret; it is asked for, or read from stdin, a file or a variable, and never an argument."""
-    import os
-
-    from agent_container.commands.credential import BindingRequest, notice_of, read_secret_from, set_credential
-
-    request = BindingRequest(
-        kind=kind,
-        hosts=tuple(host or ()),
-        port=port,
-        methods=tuple(method or ()),
-        paths=tuple(path or ()),
-        header=header,
-        formats=tuple(form or ()),
-        env=tuple(env or ()),
-    )
-    if from_env is None and from_file is None and sys.stdin.isatty():
-        secret = CALL.ui.prompt(
-            f"secret of {name}:", secret=True, hint=f"agent-container credential set {name} < FILE"
-        ).encode("utf-8", "surrogateescape")
-    else:
-        source, report = from_file or sys.stdin.buffer, CALL.context.report
-        secret = read_secret_from(source, variable=from_env, environ=dict(os.environ), report=report)
-    row = set_credential(CALL.context, name, request, secret=secret)
-    for line in notice_of(row.kind):
-        CALL.ui.info(line)
-    CALL.ui.result(row, command="credential set", show=lambda: CALL.ui.text(f"sealed {row.name} ({row.kind})"))
-
-
-@credential_app.command("lock")
-def credential_lock(
-    lock: Annotated[
-        str | None, typer.Argument(metavar="[keyring|passphrase|file]", help="What to lock it with.")
-    ] = None,
-    abandon: Annotated[
-        bool, typer.Option("--abandon", help="The old key is lost: start with a new one; what it sealed stays shut.")
-    ] = False,
-) -> None:
-    """What the store's key is locked with; with a word, lock it with that and seal everything anew."""
-    from agent_container.commands.credential_lock import change_lock, show_lock
-
-    ui = CALL.ui
-    if lock is None:
-        state = show_lock(CALL.context)
-        ui.result(state, command="credential lock", show=lambda: ui.fields(state.fields))
-        return
-    changed = change_lock(CALL.context, lock, abandon=abandon)
-
-    def show() -> None:
-        ui.text(f"locked with {changed.lock}; {changed.resealed} files sealed anew")
-        for path in changed.left:
-            ui.warn(f"{path} opens with no known key: left as it is")
-
-    ui.result(changed, command="credential lock", show=show)
-
-
-def _choose_lock() -> None:
-    """Asked once, before the first credential of a store: what its key is to be locked with."""
-    from agent_container.commands.credential_lock import change_lock, choices
-
-    ui = CALL.ui
-    offered = choices(CALL.context) if ui.interactive else ()
-    if not offered:
-        return
-    ui.info("Credentials are sealed on this host. What is the key to be locked with?")
-    for kind, protects in offered:
-        ui.info(f"  {kind}: {protects}")
-    words = "/".join(kind for kind, _ in offered)
-    answer = ui.prompt(f"{words} [{offered[0][0]}]").strip() or offered[0][0]
-    change_lock(CALL.context, answer)
-
-
-@credential_app.command("ls")
-def credential_ls() -> None:
-    """Names and bindings; never a secret."""
-    from agent_container.commands.credential import list_credentials
-
-    rows = list_credentials(CALL.context)
-
-    def show() -> None:
-        if not rows:
-            CALL.ui.info("no credential is stored: agent-container credential set NAME")
-            return
-        CALL.ui.table(("name", "kind", "hosts", "header", "variables"), [row.cells for row in rows])
-
-    CALL.ui.result(rows, command="credential ls", show=show)
-
-
-@credential_app.command("rm")
-def credential_rm(name: Annotated[str, typer.Argument()]) -> None:
-    """Remove one."""
-    from agent_container.commands.credential import remove_credential
-
-    removed = remove_credential(CALL.context, name)
-    CALL.ui.result({"removed": removed}, command="credential rm", show=lambda: CALL.ui.text(f"removed {removed}"))
 
 
 def _stream(event: Event, command: str) -> None:

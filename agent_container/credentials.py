@@ -9,11 +9,13 @@ from __future__ import annotations
 import hmac
 import json
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Annotated, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from agent_container.credential_kinds import KINDS
+from agent_container.credential_reference import Reference, read_reference
 from agent_container.environment import check_env_name
 from agent_container.errors import SpecError, StoreError, UsageError
 from agent_container.spec import CredentialUse
@@ -82,18 +84,27 @@ class Credential:
 
     name: str
     kind: str
-    secret: SecretBytes
+    secret: SecretBytes | None
+    """None where a reference stands in its place."""
     binding: Binding
+    reference: Reference | None = None
+    set_at: datetime | None = None
+    """When its user gave this value; None in an older entry."""
 
     def encode(self) -> bytes:
         """JSON with the secret in it: for sealing only."""
-        document = {
+        document: dict[str, object] = {
             "version": 1,
             "name": self.name,
             "kind": self.kind,
-            "secret": self.secret.reveal().decode("ascii"),
             "binding": self.binding.model_dump(mode="json"),
         }
+        if self.secret is not None:
+            document["secret"] = self.secret.reveal().decode("ascii")
+        if self.reference is not None:
+            document["reference"] = self.reference.row()
+        if self.set_at is not None:
+            document["set_at"] = self.set_at.isoformat(timespec="seconds")
         return json.dumps(document, sort_keys=True).encode("ascii")
 
 
@@ -103,8 +114,14 @@ def parse_credential(body: bytes, *, name: str) -> Credential:
         row = json.loads(body)
         if row["version"] != 1 or row["name"] != name or row["kind"] not in KINDS:
             raise ValueError
-        secret, _ = read_secret(row["secret"].encode("ascii"))
-        return Credential(name, row["kind"], secret, Binding.model_validate(row["binding"]))
+        if ("secret" in row) == ("reference" in row):
+            raise ValueError
+        secret = read_secret(row["secret"].encode("ascii"))[0] if "secret" in row else None
+        reference = read_reference(row["reference"]) if "reference" in row else None
+        set_at = datetime.fromisoformat(row["set_at"]) if "set_at" in row else None
+        return Credential(
+            name, row["kind"], secret, Binding.model_validate(row["binding"]), reference=reference, set_at=set_at
+        )
     except (ValueError, KeyError, TypeError, AttributeError, UsageError):
         raise StoreError(
             f"the credential {name} is not in a form that this version reads",
@@ -180,10 +197,13 @@ def _checked(kind: str, values: dict[str, object]) -> Binding:
     return binding.model_copy(update={"hosts": hosts})
 
 
-def new_credential(name: str, kind: str, *, secret: SecretBytes, binding: Binding) -> Credential:
+def new_credential(
+    name: str, kind: str, *, value: SecretBytes | Reference, binding: Binding, set_at: datetime | None = None
+) -> Credential:
     """A credential under a name that files and the spec can carry. Raises: UsageError."""
+    secret, reference = (None, value) if isinstance(value, Reference) else (value, None)
     try:
-        return Credential(parse_slug(name), kind, secret, binding)
+        return Credential(parse_slug(name), kind, secret, binding, reference=reference, set_at=set_at)
     except ValueError as error:
         raise UsageError(f"{name!r} cannot name a credential: {error}") from None
 
@@ -225,6 +245,7 @@ def _covers_segment(wide: str, thin: str) -> bool:
     return wide == thin or (wide == "*" and thin not in ("**", ""))
 
 
-def rotated(credential: Credential, secret: SecretBytes) -> Credential:
-    """The same credential with another secret."""
-    return replace(credential, secret=secret)
+def rotated(credential: Credential, value: SecretBytes | Reference, *, set_at: datetime | None = None) -> Credential:
+    """The same credential, bound as before, with another secret or place of it."""
+    secret, reference = (None, value) if isinstance(value, Reference) else (value, None)
+    return replace(credential, secret=secret, reference=reference, set_at=set_at)

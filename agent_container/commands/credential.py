@@ -1,25 +1,24 @@
-"""`credential set / ls / rm`: the sealed store of secrets, each with the binding that its user gives it."""
+"""`credential set / show / ls / rm`: the sealed store of secrets, each with the binding that its user gives it."""
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from datetime import datetime
 
 from agent_container.commands.context import Context
+from agent_container.commands.credential_sources import fetch
 from agent_container.credential_kinds import KINDS
+from agent_container.credential_reference import Reference
 from agent_container.credentials import (
-    MAX_SECRET_BYTES,
     Binding,
+    Credential,
+    SecretBytes,
     bind,
     new_credential,
     parse_credential,
     read_secret,
 )
-from agent_container.errors import NotRunning, UsageError
+from agent_container.errors import NotRunning
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,53 @@ class CredentialRow:
     hosts: tuple[str, ...]
     header: str
     env: tuple[str, ...]
+    reference: str | None = None
+    """Where the secret is fetched from each time; None where it is sealed itself."""
+    set_at: datetime | None = None
+    used_at: datetime | None = None
+    """When a sandbox was last given it."""
 
-    @property
-    def cells(self) -> tuple[str, ...]:
+    def cells(self, now: datetime) -> tuple[str, ...]:
         """For a table."""
-        return self.name, self.kind, ", ".join(self.hosts), self.header, ", ".join(self.env)
+        age = "?" if self.set_at is None else _ago(self.set_at, now)
+        return self.name, self.kind, ", ".join(self.hosts), age, _ago(self.used_at, now)
+
+
+@dataclass(frozen=True)
+class CredentialDetail:
+    """All of a credential but its secret."""
+
+    row: CredentialRow
+    binding: Binding
+    used_by: str | None
+    """The session that was last given it."""
+
+    def fields(self, now: datetime) -> tuple[tuple[str, str], ...]:
+        """For people."""
+        binding, row = self.binding, self.row
+        used = f"{_ago(row.used_at, now)}, session {self.used_by}" if self.used_by else "never"
+        return (
+            ("name", row.name),
+            ("kind", row.kind),
+            ("secret", "sealed" if row.reference is None else f"fetched from {row.reference}"),
+            ("hosts", ", ".join(f"{host}:{binding.port}" for host in binding.hosts)),
+            ("methods", ", ".join(binding.methods)),
+            *(("path" if index == 0 else "", path) for index, path in enumerate(binding.paths)),
+            ("header", f"{binding.header}: {' | '.join(binding.formats)}"),
+            ("variables", ", ".join(binding.env) or "none"),
+            ("set", "?" if row.set_at is None else _ago(row.set_at, now)),
+            ("last used", used),
+        )
+
+
+def _ago(at: datetime | None, now: datetime) -> str:
+    if at is None:
+        return "never"
+    seconds = max((now - at).total_seconds(), 0)
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return "just now"
 
 
 def notice_of(kind: str) -> tuple[str, ...]:
@@ -57,8 +98,9 @@ def notice_of(kind: str) -> tuple[str, ...]:
     return KINDS[kind].notice
 
 
-def set_credential(ctx: Context, name: str, request: BindingRequest, *, secret: bytes) -> CredentialRow:
-    """Seals a secret under `name` with its binding, in place of the one before. Raises UsageError."""
+def set_credential(ctx: Context, name: str, request: BindingRequest, *, secret: bytes | Reference) -> CredentialRow:
+    """Seals a secret, or the place where it is, under `name` with its binding, in place of the one before. Raises
+    UsageError; SourceFailed when a place gives no secret."""
     kind = request.kind or (name if name in KINDS else "generic")
     binding = bind(
         kind,
@@ -70,55 +112,66 @@ def set_credential(ctx: Context, name: str, request: BindingRequest, *, secret: 
         formats=request.formats or None,
         env=request.env or None,
     )
-    value, notice = read_secret(secret)
+    value = checked_value(ctx, secret)
+    credential = new_credential(name, kind, value=value, binding=binding, set_at=ctx.now())
+    ctx.store.credentials.save(name, credential.encode())
+    return row_of(ctx, credential)
+
+
+def checked_value(ctx: Context, secret: bytes | Reference) -> SecretBytes | Reference:
+    """What is to be sealed. A place is asked once, so that its mistake is said now and not by a run."""
+    value, notice = read_secret(fetch(ctx, secret) if isinstance(secret, Reference) else secret)
+    if isinstance(secret, Reference):
+        return secret
     if notice is not None:
         ctx.report(f"Note: {notice}")
-    credential = new_credential(name, kind, secret=value, binding=binding)
-    ctx.store.credentials.save(name, credential.encode())
-    return _row(name, kind, binding)
-
-
-def read_secret_from(
-    source: BinaryIO | Path, *, variable: str | None = None, environ: dict[str, str], report: Callable[[str], None]
-) -> bytes:
-    """The secret's bytes from a variable, a file or an open stream. Raises UsageError."""
-    if variable is not None:
-        value = environ.get(variable)
-        if value is None:
-            raise UsageError(f"the variable {variable} is not set")
-        return value.encode("utf-8", "surrogateescape")
-    if not isinstance(source, Path):
-        return source.read(MAX_SECRET_BYTES + 2)
-    try:
-        # A FIFO to which nobody writes is empty instead of waited for; one of `<(command)` has its writer.
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        os.set_blocking(fd, True)
-        with os.fdopen(fd, "rb") as stream:
-            mode = os.fstat(fd).st_mode
-            if stat.S_ISREG(mode) and mode & 0o066:
-                report(f"Note: other users of this machine may read or change {source}: chmod 600, or remove it now")
-            return stream.read(MAX_SECRET_BYTES + 2)
-    except OSError as error:
-        raise UsageError(f"{source} cannot be read: {error.strerror}") from None
+    return value
 
 
 def list_credentials(ctx: Context) -> tuple[CredentialRow, ...]:
     """Every credential, without its secret."""
-    rows = []
-    for name in ctx.store.credentials.names():
-        body = ctx.store.credentials.load(name)
-        if body is not None:
-            credential = parse_credential(body, name=name)
-            rows.append(_row(name, credential.kind, credential.binding))
-    return tuple(rows)
+    found = ((name, ctx.store.credentials.load(name)) for name in ctx.store.credentials.names())
+    return tuple(row_of(ctx, parse_credential(body, name=name)) for name, body in found if body is not None)
+
+
+def show_credential(ctx: Context, name: str) -> CredentialDetail:
+    """All of one but its secret. Raises NotRunning when there is none."""
+    credential = load_credential(ctx, name)
+    used = ctx.store.used.load(name)
+    return CredentialDetail(row_of(ctx, credential), credential.binding, used.session if used else None)
+
+
+def load_credential(ctx: Context, name: str) -> Credential:
+    """One credential. Raises NotRunning when there is none."""
+    body = ctx.store.credentials.load(name)
+    if body is None:
+        raise missing(name)
+    return parse_credential(body, name=name)
 
 
 def remove_credential(ctx: Context, name: str) -> str:
     """Removes it. Raises NotRunning when there is none."""
     if not ctx.store.credentials.remove(name):
-        raise NotRunning(f"there is no credential {name}", hint="agent-container credential ls")
+        raise missing(name)
+    ctx.store.used.forget(name)
     return name
 
 
-def _row(name: str, kind: str, binding: Binding) -> CredentialRow:
-    return CredentialRow(name=name, kind=kind, hosts=binding.hosts, header=binding.header, env=binding.env)
+def missing(name: str) -> NotRunning:
+    """The error for a name that nothing has."""
+    return NotRunning(f"there is no credential {name}", hint="agent-container credential ls")
+
+
+def row_of(ctx: Context, credential: Credential) -> CredentialRow:
+    """A credential without its secret."""
+    binding, used = credential.binding, ctx.store.used.load(credential.name)
+    return CredentialRow(
+        name=credential.name,
+        kind=credential.kind,
+        hosts=binding.hosts,
+        header=binding.header,
+        env=binding.env,
+        reference=None if credential.reference is None else credential.reference.shown,
+        set_at=credential.set_at,
+        used_at=used.at if used else None,
+    )

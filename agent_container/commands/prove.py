@@ -195,6 +195,8 @@ def _no_secret(ctx: Context, sandbox: Sandbox, *states: ContainerState) -> tuple
     shown += [path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
     count = 0
     for credential in load_credentials(ctx):
+        if credential.secret is None:
+            continue  # what a reference leads to is not of the store
         secret = credential.secret.reveal()
         if len(secret) < MIN_SECRET:
             continue

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_container.commands.context import Context
+from agent_container.commands.credential_sources import secret_of
 from agent_container.commands.imaging import Images
 from agent_container.commands.resolve import Resolved
 from agent_container.commands.resuming import Resumed
@@ -19,7 +20,7 @@ from agent_container.credentials import parse_credential
 from agent_container.errors import AgentContainerError, EngineError, UsageError
 from agent_container.records import Outcome
 from agent_container.sandbox.closing import Closed, close_run, throwaway
-from agent_container.sandbox.control import SealedCredential
+from agent_container.sandbox.control import SealedCredential, SidecarControl
 from agent_container.sandbox.opening import Opened, Opening, open_sandbox
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.turn import TurnEnd
@@ -120,7 +121,9 @@ def start_session(ctx: Context, start: Start) -> Opened:
             deadline_s=deadline,
         )
         try:
-            return open_sandbox(ctx.engine, ctx.store, opening, report=ctx.report)
+            opened = open_sandbox(ctx.engine, ctx.store, opening, report=ctx.report)
+            _catch_up(ctx, opened.state, decoys)
+            return opened
         except EngineError as error:
             if not is_subnet_clash(error) or attempt == SUBNET_ATTEMPTS - 1:
                 raise
@@ -148,9 +151,19 @@ def make_decoys(ctx: Context, resolved: Resolved) -> Decoys:
             )
         decoy = make_decoy(granted.kind, ctx.entropy(32))
         environment += [(name, decoy) for name in granted.binding.env]
-        secret = parse_credential(body, name=granted.name).secret.reveal()
+        secret = secret_of(ctx, parse_credential(body, name=granted.name)).reveal()
         sealed.append(SealedCredential(name=granted.name, decoy=decoy, secret=secret))
     return Decoys(environment=tuple(environment), credentials=tuple(sealed))
+
+
+def _catch_up(ctx: Context, state: SessionState, decoys: Decoys) -> None:
+    """Hands over what was rotated while the sandbox came up: whoever rotated it saw no live session to tell."""
+    for given in decoys.credentials:
+        ctx.store.used.note(given.name, at=ctx.now(), session=state.id)
+        body = ctx.store.credentials.load(given.name)
+        secret = None if body is None else parse_credential(body, name=given.name).secret
+        if secret is not None and secret.reveal() != given.secret:
+            SidecarControl(ctx.engine, state.container("egress") or "").rotate(given.name, secret.reveal())
 
 
 def stored_fingerprints(ctx: Context, resolved: Resolved) -> tuple[Fingerprint, ...]:
@@ -164,8 +177,10 @@ def stored_fingerprints(ctx: Context, resolved: Resolved) -> tuple[Fingerprint, 
         with contextlib.suppress(AgentContainerError):
             body = ctx.store.credentials.load(name) if name not in mine else None
             if body is not None:
-                secret = parse_credential(body, name=name).secret.reveal()
-                found.append(fingerprint(secret, name=name, role="stored", key=key))
+                secret = parse_credential(body, name=name).secret
+                # A reference is followed for who may use it, not for everybody who must not.
+                if secret is not None:
+                    found.append(fingerprint(secret.reveal(), name=name, role="stored", key=key))
     return tuple(row for row in found if row is not None)
 
 

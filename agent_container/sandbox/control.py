@@ -153,6 +153,12 @@ class SidecarControl:
             requests.append(_credentials(credentials, stored))
         self._ask_all(requests)
 
+    def rotate(self, name: str, secret: bytes) -> None:
+        """Another secret behind the placeholder that the sandbox has; it holds from the next request on. Raises
+        SidecarError, when the session has no such credential too."""
+        row = {"name": name, "secret": secret.decode("latin-1")}
+        self._ask({"op": "credential.put", "rotate": True, "credentials": [row]})
+
     def cut(self) -> str:
         """Ends every connection and allows none; the digest of what is enforced then."""
         return _text(self._ask({"op": "cut"}), "digest")

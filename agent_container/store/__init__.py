@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from agent_container.session import Phase, SessionLimits, SessionState
 from agent_container.store.datakeys import DataKeys
-from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, Touched, VerifiedHead
+from agent_container.store.documents import Approvals, Checkpoints, Policies, Sealed, Touched, Used, VerifiedHead
 from agent_container.store.host_key import HostKey
 from agent_container.store.journal import Journal
 from agent_container.store.keydoc import LOCKS, PROTECTS, LockKind, key_id
@@ -85,6 +85,7 @@ class Store:
         self.sessions = Sessions(data=data, state=state, writer=self.writer, sealer=sealer, locks=self._locks)
         self.credentials = self._sealed("credentials", kind="credential")
         self.ssh_keys = self._sealed("ssh-keys", kind="ssh-key")
+        self.used = Used(state / "used", self.writer)
         self.approvals = Approvals(state / "trust", self.writer)
         self.touched = Touched(state / "touched", self.writer)
         self.checkpoints = Checkpoints(state / "checkpoints", self.writer, self._locks)

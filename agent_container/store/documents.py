@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from agent_container.errors import StoreError, Tampered
@@ -96,6 +97,43 @@ class Sealed:
 
     def _path(self, name: str) -> Path:
         return self._directory / f"{safe_name(name, what=self._kind)}.sealed"
+
+
+@dataclass(frozen=True)
+class Use:
+    """The last time that a sandbox was given a credential."""
+
+    at: datetime
+    session: str
+
+
+class Used:
+    """When each credential was last given to a sandbox; for its user to see what is no longer needed."""
+
+    def __init__(self, directory: Path, writer: Writer) -> None:
+        self._directory = directory
+        self._writer = writer
+
+    def note(self, name: str, *, at: datetime, session: str) -> None:
+        """Remembers it in place of the time before."""
+        row = {"at": at.isoformat(timespec="seconds"), "session": session}
+        self._writer.write(self._path(name), json.dumps(row, sort_keys=True).encode() + b"\n")
+
+    def load(self, name: str) -> Use | None:
+        """The last time, None when there was none or it cannot be read: nothing depends on it."""
+        body = read_file(self._path(name))
+        try:
+            row = json.loads(body or b"")
+            return Use(datetime.fromisoformat(row["at"]), str(row["session"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def forget(self, name: str) -> None:
+        """The credential is gone."""
+        self._writer.remove(self._path(name))
+
+    def _path(self, name: str) -> Path:
+        return self._directory / f"{safe_name(name, what='credential')}.json"
 
 
 class Approvals:

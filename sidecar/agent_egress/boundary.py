@@ -23,6 +23,7 @@ from agent_egress.receipts import Fields, key_commitment
 from agent_egress.ruleset import Live, RulesetError
 from agent_egress.scanning import Scanning
 from agent_egress.session_file import Settings
+from agent_egress.swap import SecretRefused, rotated
 from agent_egress.traffic import Tally
 from agent_egress.wire import WireError
 
@@ -176,12 +177,18 @@ class Boundary:
             await self.fleet.again("squid")
         await self._refresh_unbound()
 
-    async def put_credentials(self, credentials: object, *, stored: object = None) -> None:
+    async def put_credentials(self, credentials: object, *, stored: object = None, rotate: bool = False) -> None:
         """Hands decoys and secrets to the policy process, which alone holds them; kept for its successor. `stored` are
-        fingerprints of other secrets that are not to leave."""
+        fingerprints of other secrets that are not to leave. To `rotate` is to put other secrets behind the decoys that
+        are there, and leaves all else."""
         self._must_be_open()
         if not isinstance(credentials, list):
             raise PartError("control", "credentials: expected a list")
+        if rotate:
+            try:
+                credentials = rotated(self._credentials, credentials)
+            except SecretRefused as error:
+                raise PartError("control", str(error)) from None
         await self._scanning.learn(credentials, stored)
         await self._tell_credentials(credentials)
         self._credentials = credentials

@@ -62,7 +62,7 @@ OPERATIONS: dict[str, Operation] = {
     "policy.get": _policy,
     "policy.put": lambda boundary, request: boundary.put_policy(request.get("policy"), expect=request.get("expect")),
     "credential.put": lambda boundary, request: boundary.put_credentials(
-        request.get("credentials"), stored=request.get("stored")
+        request.get("credentials"), stored=request.get("stored"), rotate=request.get("rotate") is True
     ),
     "cut": lambda boundary, _: boundary.cut(),
     "restore": lambda boundary, _: boundary.restore(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
@@ -37,6 +37,26 @@ class Secret:
             raise SecretRefused(f"credential {self.name[:64]!r}: decoy too short or secret too long")
         if self.decoy in self.secret or self.secret in self.decoy:
             raise SecretRefused(f"credential {self.name[:64]!r}: decoy and secret contain each other")
+
+
+def rotated(held: Iterable[object], changes: Iterable[object]) -> list[object]:
+    """The session's credentials as they were put, with other secrets for some names. Raises: SecretRefused, for a name
+    that the session does not have too; the message never holds a secret."""
+    secrets: dict[str, str] = {}
+    for row in changes:
+        if not isinstance(row, Mapping) or set(row) != {"name", "secret"} or not isinstance(row["secret"], str):
+            raise SecretRefused("credentials: expected objects with name and secret")
+        secrets[str(row["name"])] = row["secret"]
+    found: list[object] = []
+    for row in held:
+        name = row.get("name") if isinstance(row, Mapping) else None
+        if isinstance(row, Mapping) and name in secrets:
+            row = {**row, "secret": secrets.pop(str(name))}  # noqa: PLW2901
+            Secret(name=str(name), decoy=str(row["decoy"]), secret=row["secret"])
+        found.append(row)
+    if secrets:
+        raise SecretRefused(f"this session has no credential {', '.join(sorted(secrets))[:64]}")
+    return found
 
 
 def needles(decoy: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ GENERIC = bind("generic", hosts=("api.test", "b.test"), methods=("GET", "POST"),
 
 
 def credential(secret: bytes = b"sk-test-SECRET") -> Credential:
-    return new_credential("demo", "generic", secret=SecretBytes(secret), binding=GENERIC)
+    return new_credential("demo", "generic", value=SecretBytes(secret), binding=GENERIC)
 
 
 REFUSED_SECRETS = {
@@ -191,7 +191,7 @@ def test_an_unknown_kind_and_a_bad_name_are_refused() -> None:
     with pytest.raises(UsageError, match="no kind of credential"):
         bind("alien")
     with pytest.raises(UsageError, match="cannot name a credential"):
-        new_credential("../x", "generic", secret=SecretBytes(b"x"), binding=GENERIC)
+        new_credential("../x", "generic", value=SecretBytes(b"x"), binding=GENERIC)
 
 
 def use(**fields: object) -> CredentialUse:
