@@ -204,6 +204,8 @@ class Web(BaseHTTPRequestHandler):
             self.silent(float(self.path.rpartition("/")[2]))
         elif self.path.startswith("/hold"):
             self.hold()
+        elif self.path.startswith("/to/"):
+            self.redirect(f"https://{self.path.removeprefix('/to/')}/bulk/0")
         elif self.path.startswith("/bulk/"):
             self.bulk(int(self.path.rpartition("/")[2]))
         else:
@@ -212,6 +214,13 @@ class Web(BaseHTTPRequestHandler):
             turned = 1 if self.path.endswith("/plain") else -1
             headers = [[name, value[::turned]] for name, value in self.headers.items()]
             self.send(json.dumps({**entry, "headers": headers, "world": True}).encode())
+
+    def redirect(self, target: str) -> None:
+        """To another host, with method and body as they were."""
+        self.send_response(307)
+        self.send_header("Location", target)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def send(self, data: bytes) -> None:
         self.send_response(200)

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_container.credentials import parse_credential
+from agent_container.store import Store
 from tests.support.search import EVERY_FILE, Search
 from tests.support.world import DEMO, World, docker, words
 
@@ -73,6 +75,10 @@ def sealed(world: World) -> Sealed:
             QUIET,
             "--path",
             QUIET + "/*",
+            "--path",
+            "/bulk/*",
+            "--path",
+            "/to/*",
         )
         done = world.agc("--json", "credential", "set", "acme", *binding, "--env", "ACME_TOKEN", cwd=where,
                          stdin=made.acme + b"\n")  # fmt: skip
@@ -238,6 +244,81 @@ def test_a_host_that_is_not_opened_gets_the_placeholder_at_most(
     assert standing.curl(world, BEARER, f"https://demo.acme.test{QUIET}") == "200"
     seen = dict(world.requests("demo.acme.test")[0]["headers"])["Authorization"]
     assert seen.encode() == b"Bearer " + decoy(world, standing, "ACME_TOKEN")
+
+
+@pytest.mark.parametrize(("target", "seen"), [("demo.acme.test", 1), ("other.acme.test", 0)])
+def test_a_redirect_takes_the_placeholder_along_at_most(
+    target: str, seen: int, world: World, sealed: Sealed, standing: Standing
+) -> None:
+    world.ask("clear")
+    status = standing.curl(world, "-L --location-trusted", BEARER, f"https://api.acme.test/to/{target}")
+    assert status == ("200" if seen else "403")
+    first, *further = world.ask("log")["requests"]
+    assert dict(first["headers"])["Authorization"].encode() == b"Bearer " + sealed.acme
+    assert [one["host"] for one in further] == [target] * seen
+    Search(sealed.acme, sealed.other).bytes(str(further).encode(), "what the redirect's host saw")
+
+
+REQUESTS = 200
+STREAM = f"""for i in $(seq {REQUESTS}); do
+  curl -s -o /dev/null -m 20 -w '%{{http_code}} ' {BEARER} https://api.acme.test/bulk/0
+done"""
+
+
+def test_two_rotations_during_two_hundred_requests_leave_none_with_a_withdrawn_secret(
+    world: World, sealed: Sealed, standing: Standing
+) -> None:
+    world.ask("clear")
+    fresh = [b"sk-real-" + secrets.token_urlsafe(48).encode() for _ in range(2)]
+    codes: list[str] = []
+    stream = threading.Thread(
+        target=lambda: codes.extend(
+            world.agc("exec", "/bin/sh", "-c", STREAM, cwd=standing.project).out.decode().split()
+        )
+    )
+    stream.start()
+    known: list[int] = []
+    for number, secret in enumerate(fresh):
+        while len(world.requests("api.acme.test")) < (number + 1) * REQUESTS // 4:
+            assert stream.is_alive()
+            time.sleep(0.1)
+        done = world.agc("--json", "credential", "rotate", "acme", cwd=world.path, stdin=secret)
+        assert done.result["sandboxes"] == [standing.session] and done.result["failed"] == []
+        known.append(len(world.requests("api.acme.test")))
+        Search(secret).bytes(done.out + done.err, "the output of `rotate`")
+    stream.join()
+    assert codes == ["200"] * REQUESTS
+    carried = [dict(one["headers"])["Authorization"].encode() for one in world.requests("api.acme.test")]
+    assert len(carried) == REQUESTS
+    order = [b"Bearer " + secret for secret in (sealed.acme, *fresh)]
+    assert [carried.count(value) > 0 for value in order] == [True] * 3
+    assert carried == sorted(carried, key=order.index), "one of them came back after it was withdrawn"
+    # One request at a time: only the one under way may still have been judged before the sidecar had it.
+    assert all(value != order[number] for number, at in enumerate(known) for value in carried[at + 1 :])
+    sealed.acme = fresh[-1]
+
+
+def test_of_two_rotations_at_once_one_is_in_the_store_and_in_the_sandbox(
+    world: World, sealed: Sealed, standing: Standing
+) -> None:
+    both = [b"sk-real-" + secrets.token_urlsafe(48).encode() for _ in range(2)]
+    threads = [
+        threading.Thread(
+            target=world.agc, args=("credential", "rotate", "acme"), kwargs={"cwd": world.path, "stdin": one}
+        )
+        for one in both
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    held = parse_credential(Store(world.data, world.state).credentials.load("acme") or b"", name="acme").secret
+    assert held is not None and held.reveal() in both
+    world.ask("clear")
+    assert standing.curl(world, BEARER, "https://api.acme.test/bulk/0") == "200"
+    (request,) = world.requests("api.acme.test")
+    assert dict(request["headers"])["Authorization"].encode() == b"Bearer " + held.reveal()
+    sealed.acme = held.reveal()
 
 
 def test_the_secret_is_nowhere_but_in_the_seal(world: World, sealed: Sealed, standing: Standing) -> None:
