@@ -30,6 +30,7 @@ from agent_container.events import Event
 from agent_container.ids import ID_PATTERN, new_id
 from agent_container.records import Outcome, RunRecord
 from agent_container.sandbox.closing import BUNDLE, close_run
+from agent_container.sandbox.noting import note_stand
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.runner import RunnerClient, TurnRequest
 from agent_container.sandbox.turn import TurnEnd, TurnLimits, TurnWatch, follow_turn
@@ -199,6 +200,7 @@ def _turn(
         stop_requested=lambda: ctx.store.sessions.stop_requested(session),
         now=ctx.now,
         started=state.started(),
+        note=lambda words: note_stand(ctx.store, session, words),
     )
     notes: tuple[str, ...] = ()
     with contextlib.ExitStack() as stack:

@@ -19,6 +19,7 @@ from agent_container.errors import Locked, NotRunning, UsageError
 from agent_container.events import Event
 from agent_container.records import RunRecord
 from agent_container.sandbox.closing import PATCH, close_run, throwaway
+from agent_container.sandbox.noting import note_stand
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.turn import TurnLimits, TurnWatch, follow_turn
 from agent_container.session import Phase, SessionState, WorkspaceUse
@@ -98,6 +99,7 @@ def attach_run(ctx: Context, prefix: str | None, *, on_event: Callable[[Event], 
         stop_requested=lambda: ctx.store.sessions.stop_requested(state.id),
         now=ctx.now,
         started=state.started(),
+        note=lambda words: note_stand(ctx.store, state.id, words),
     )
     try:
         with ctx.store.sessions.lock(state.id, doing="runs attach", wait_s=0):

@@ -11,6 +11,7 @@ from agent_container.commands.context import Context
 from agent_container.errors import EngineError, NotRunning
 from agent_container.project import Project
 from agent_container.sandbox.control import SidecarControl
+from agent_container.sandbox.noting import note_stand
 from agent_container.session import Phase, SessionState
 
 EXIT_EXPOSED = 76
@@ -60,7 +61,8 @@ def must_stand(ctx: Context, project_id: str) -> SessionState:
 
 
 def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
-    """Looks at both containers; with `ask` the sidecar is asked too. Changes nothing."""
+    """Looks at both containers; with `ask` the sidecar is asked too. Changes nothing but the host's own note of where
+    the receipts stand."""
     amiss: list[str] = []
     shut = ""
     seen = {}
@@ -75,6 +77,8 @@ def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
         elif found.health == "unhealthy":
             amiss.append(f"the {name} is unhealthy")
         seen[role] = found
+        if role == "egress" and found is not None and (trouble := note_stand(ctx.store, state.id, found.health_words)):
+            amiss.append(f"where the receipts stand could not be kept: {trouble}")
     egress, agent = seen["egress"], seen["agent"]
     running = bool(egress and agent and egress.status == agent.status == "running")
     if running and egress is not None and agent is not None and egress.started_at > agent.started_at:

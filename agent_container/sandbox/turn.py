@@ -81,6 +81,8 @@ class TurnWatch:
     """The host's clock: when an event arrived."""
     started: RunStarted
     """The first event of the record."""
+    note: Callable[[str], str] = lambda _words: ""
+    """Keeps what the sidecar's health words tell of its chain; why it could not, in words."""
     told: int = 0
     """How many events were passed on."""
 
@@ -128,6 +130,7 @@ class _Progress:
         self.asked_to_stop: TurnEnd | None = None
         self.asked_at = 0.0
         self.last_error = ""
+        self.noted = self.trouble = ""
         self.tool_calls = 0
         self.turns = 0
         self.cost_usd = 0.0
@@ -315,11 +318,24 @@ def _check_alive(watch: TurnWatch, progress: _Progress) -> TurnEnd | None:
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} became unhealthy while the run went on"))
         if container == watch.egress:
             end = ended_by(state.health_words)
+            _note(watch, progress, state.health_words)
     return end
 
 
+def _note(watch: TurnWatch, progress: _Progress, words: str) -> None:
+    """Whatever is new about the chain is kept on the host; that it could not be is told once."""
+    if words == progress.noted:
+        return
+    progress.noted = words
+    trouble = watch.note(words)
+    if trouble and trouble != progress.trouble:
+        progress.trouble = trouble
+        watch.remark(f"where the receipts stand could not be kept: {trouble}")
+
+
 def ended_by(words: str) -> TurnEnd | None:
-    """The end that a sidecar's health words tell of."""
+    """The end that a sidecar's health words tell of, in their first line."""
+    words = words.strip().partition("\n")[0]
     if words.startswith(KILLED):
         return TurnEnd(Outcome.KILLED, words.removeprefix(KILLED).strip()[:300])
     if words.startswith(USED_UP):

@@ -200,7 +200,8 @@ class Touched:
 
 @dataclass(frozen=True)
 class VerifiedHead:
-    """The last link of a session's chain that this host has verified, kept outside the chain itself."""
+    """The last link of a session's chain that this host has verified, or has been told of while the session was live;
+    kept outside the chain itself."""
 
     session: str
     length: int
@@ -211,7 +212,7 @@ class VerifiedHead:
 
 
 class Checkpoints:
-    """One verified head a session; it only moves forward, and a sealed one never moves."""
+    """One head a session; it only moves forward, and a sealed one never moves."""
 
     def __init__(self, directory: Path, writer: Writer, locks: Locks) -> None:
         self._directory = directory
@@ -245,9 +246,27 @@ class Checkpoints:
                 return new
             if old is not None:
                 _check_forward(old, new)
-            row = {"version": 1, "session": new.session, "length": new.length, "head": new.head, "sealed": new.sealed}
-            self._writer.write(self._path(new.session), json.dumps(row, sort_keys=True).encode() + b"\n")
+            self._write(new)
         return new
+
+    def note(self, seen: VerifiedHead) -> bool:
+        """Moves forward to what a live sidecar tells of itself; False where that is no news, which old words are not.
+        Raises Tampered when another receipt stands where one was seen before."""
+        with self._locks.hold("checkpoints", what="the checkpoints", wait_s=10):
+            old = self.load(seen.session)
+            if old is not None and seen.length == old.length and seen.head != old.head:
+                raise Tampered(
+                    f"receipt {old.length} of session {seen.session} is not the one that was seen before",
+                    hint="the record of this session will not verify",
+                )
+            if old is not None and (old.sealed or seen.length <= old.length):
+                return False
+            self._write(seen)
+        return True
+
+    def _write(self, head: VerifiedHead) -> None:
+        row = {"version": 1, "session": head.session, "length": head.length, "head": head.head, "sealed": head.sealed}
+        self._writer.write(self._path(head.session), json.dumps(row, sort_keys=True).encode() + b"\n")
 
     def _path(self, session_id: str) -> Path:
         return self._directory / f"{safe_name(session_id, what='session')}.json"

@@ -12,8 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent_egress import ca, canaries, identity, kills, probes, ruleset
+from agent_egress import ca, canaries, checkpoint, identity, kills, probes, ruleset
 from agent_egress.budget import USED_UP
+from agent_egress.ca import write_atomically
 from agent_egress.children import log
 from agent_egress.daemons import DAEMONS, START_S, Fleet, PartError
 from agent_egress.enforcement import DENY_ALL, Enforcement, checked_policy, narrower, private_domains
@@ -29,6 +30,8 @@ from agent_egress.wire import WireError
 
 KILL_WAIT_S = 60.0
 KILL_RETRY_S = 0.1
+CHECKPOINT_S = 10
+"""How often the host is told where the chain stands, while it grows."""
 CHANGED_MEANWHILE = "the policy was changed meanwhile"
 Answer = dict[str, object]
 
@@ -61,6 +64,8 @@ class Boundary:
         self._used_up = ""
         self._killed = kills.Killed()
         self._pulse = Pulse()
+        self._stand = checkpoint.Stand()
+        self._beats = 0
         self._opened: Answer = {}
         self._sealed: Answer = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -116,6 +121,7 @@ class Boundary:
         self.state = "open"
         self._show_health()
         self._later(self._watch_kills())
+        self._later(self._note_stand())
         counters = await self._audit({"op": "counters"})
         log("supervisor", f"session {session} open after {time.monotonic() - began:.2f} s")
         return {
@@ -319,6 +325,9 @@ class Boundary:
         counters = await self._audit({"op": "counters"})
         if self._shut_if_killed(counters):
             await self._deny_all({"kind": "cut", "why": kills.KIND})
+        self._beats += 1
+        if self._beats % CHECKPOINT_S == 0 and counters.get("head") != self._stand.head:
+            self._later(self._note_stand())
         if self._pulse.beat(counters.get("head")):
             try:
                 live = ruleset.read_back()
@@ -330,6 +339,15 @@ class Boundary:
                 await self._reload()
         if self._deadline is not None and now_s() >= self._deadline and not self._held.cut:
             await self.cut("deadline")
+
+    async def _note_stand(self) -> None:
+        """Not under the lock: a slow disk holds up nothing, and none is no failure, only an older stand."""
+        with contextlib.suppress(WireError):
+            answer = await probes.ask(identity.AUDIT_SOCKET, {"id": 1, "op": "checkpoint"}, timeout_s=KILL_WAIT_S)
+            stand = checkpoint.Stand.of(answer)
+            if stand is not None and stand.length > self._stand.length:
+                self._stand = stand
+                self._show_health()
 
     async def _watch_kills(self) -> None:
         """Contact with what a `kill` rule names ends everything at once, however busy the rest of this process is."""
@@ -485,6 +503,7 @@ class Boundary:
         if self.healthy:
             # Its words are the health probe's output, which the host reads with the container's state.
             words = f"{USED_UP}{self._used_up}\n" if self._used_up else ""
-            flag.write_text(f"{kills.KILLED}{self._killed.words}\n" if self._killed.words else words)
+            words = f"{kills.KILLED}{' '.join(self._killed.words.split())}\n" if self._killed.words else words
+            write_atomically(flag, words + self._stand.words)  # the stand in a line of its own
         else:
             flag.unlink(missing_ok=True)

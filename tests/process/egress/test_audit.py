@@ -11,7 +11,8 @@ import pytest
 
 from agent_egress import identity, wire
 from agent_egress.audit import KINDS_OF_ROLE, ROLES
-from agent_egress.receipts import ZERO_MAC, key_commitment
+from agent_egress.checkpoint import Stand
+from agent_egress.receipts import ZERO_MAC, Checkpoint, key_commitment, verify_chain
 from tests.process.egress.harness import KEY, Sidecar, answers, until
 
 ALLOW = {"kind": "decision", "action": "allow", "host": "ok.test", "port": 443, "rule": "allow ok.test"}
@@ -38,6 +39,30 @@ def test_an_acknowledged_receipt_is_on_disk_and_the_sealed_chain_verifies(sideca
     refused = sidecar.audit({"id": 11, "receipts": [ALLOW]})
     assert refused["ok"] is False and "sealed" in str(refused["error"])
     assert sidecar.verify() == report
+
+
+def test_a_checkpoint_is_where_the_chain_stands_on_disk(sidecar: Sidecar) -> None:
+    sidecar.start_audit()
+    sidecar.audit({"id": 1, "receipts": [ALLOW, ALLOW]})
+    answer = sidecar.audit({"id": 2, "op": "checkpoint"})
+    last = sidecar.receipts()[-1]
+    assert answer == {"id": 2, "ok": True, "length": 3, "head": last["mac"], "sealed": False}
+    lines = (sidecar.root / "receipts.jsonl").read_bytes().splitlines(keepends=True)
+    stand = Stand.of(answer)
+    assert stand is not None
+    cut = verify_chain(lines[:-1], key=KEY, checkpoint=Checkpoint(stand.length, stand.head))
+    assert (cut.status, [fault.kind for fault in cut.faults]) == ("tampered", ["cut-tail", "missing-seal"])
+    sidecar.audit({"id": 3, "receipts": [ALLOW]})
+    grown = (sidecar.root / "receipts.jsonl").read_bytes().splitlines(keepends=True)
+    whole = verify_chain(grown, key=KEY, checkpoint=Checkpoint(stand.length, stand.head))
+    assert (whole.status, whole.length) == ("unverifiable", 4)
+
+
+def test_only_root_asks_for_one(sidecar: Sidecar) -> None:
+    sidecar.start_audit(roles="policy")
+    with pytest.raises(wire.WireError):
+        sidecar.audit({"id": 2, "op": "checkpoint"})
+    assert sidecar.audit({"id": 3, "op": "counters"})["length"] == 1
 
 
 def test_repeated_refusals_become_one_counted_receipt_and_none_is_lost(sidecar: Sidecar) -> None:
