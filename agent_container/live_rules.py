@@ -16,6 +16,8 @@ from agent_egress.policy import DEFAULT_PORTS, Decision, Policy, PolicyError, Ru
 from agent_egress.rules import REFUSING
 
 LIVE = "live"
+SPEC = "spec "
+"""How the origin of a rule of the spec begins."""
 _HOST_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/\s]+):(\d{1,5})")
 _SCHEME_PORTS = {"https": 443, "wss": 443, "http": 80, "ws": 80}
 
@@ -137,7 +139,7 @@ def remove(policy: Policy, pattern: str) -> Edited:
             details=[f"there is {name}" for name in near[:5]],
             hint="agent-container egress ls",
         )
-    kept = [rule for rule in found if not (rule.origin == LIVE or rule.origin.startswith("spec "))]
+    kept = [rule for rule in found if not (rule.origin == LIVE or rule.origin.startswith(SPEC))]
     gone = [rule for rule in found if rule not in kept]
     if not gone:
         raise UsageError(
@@ -156,14 +158,24 @@ def live_rules(policy: Policy) -> tuple[Rule, ...]:
     return tuple(rule for rule in policy.rules if rule.origin == LIVE)
 
 
-def carried_over(before: Policy, wanted: Policy) -> Policy:
-    """The wanted policy with the live rules of the one before, less those that it holds by itself now.
+def carried_over(before: Policy, wanted: Policy, *, stood: Policy | None = None) -> Policy:
+    """The wanted policy with what was changed live in the one before: rules that were added, less those that it holds
+    by itself now, and without those of the spec that were taken out. `stood` is what the spec asked for then.
 
-    Raises: UsageError when the two do not fit together.
+    Raises: UsageError when they do not fit together.
     """
-    return with_rules(
-        wanted, [rule for rule in live_rules(before) if not any(_same(rule, own) for own in wanted.rules)]
-    )
+    taken_out = [
+        rule
+        for rule in (stood.rules if stood is not None else ())
+        if rule.origin.startswith(SPEC) and not any(_same(rule, left) for left in before.rules)
+    ]
+    kept = [
+        rule
+        for rule in wanted.rules
+        if not (rule.origin.startswith(SPEC) and any(_same(rule, gone) for gone in taken_out))
+    ]
+    added = [rule for rule in live_rules(before) if not any(_same(rule, own) for own in kept)]
+    return with_rules(replace(wanted, rules=tuple(kept)), added)
 
 
 def what_to_type(decision: Decision, host: str, port: int) -> str:

@@ -19,6 +19,7 @@ from agent_container.sandbox.control import PolicyMoved, SidecarControl
 from agent_container.sandbox.runner import RunnerClient
 from agent_container.session import Phase, SessionState
 from agent_container.stack import Stack
+from agent_egress.policy import Policy
 
 LOCK_WAIT_S = 120.0
 PUT_ATTEMPTS = 5
@@ -86,11 +87,13 @@ def _put_home(ctx: Context, resolved: Resolved, state: SessionState) -> None:
 
 
 def _put_policy(ctx: Context, resolved: Resolved, before: SessionState, stack: Stack) -> UpResult:
-    """Only the policy differs, and a sidecar takes that while the agent goes on working. Live rules stay."""
+    """Only the policy differs, and a sidecar takes that while the agent goes on working. Live changes stay."""
     control = SidecarControl(ctx.engine, before.container("egress") or "")
+    body = ctx.store.policies.load(before.policy_digest) if before.policy_digest else None
+    stood = Policy.parse(body) if body is not None else None
     for attempt in range(PUT_ATTEMPTS):
         held = control.policy()
-        wanted = carried_over(held.policy, resolved.policy)
+        wanted = carried_over(held.policy, resolved.policy, stood=stood)
         for policy in (resolved.policy, wanted):
             ctx.store.policies.save(policy.encode())
         try:

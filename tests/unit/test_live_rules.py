@@ -126,6 +126,18 @@ def test_live_rules_survive_a_new_spec_unless_it_says_the_same() -> None:
     ]
 
 
+def test_a_rule_of_the_spec_that_was_taken_out_stays_out() -> None:
+    before = remove(POLICY, "api.test").policy
+    wanted = Policy(rules=(Rule("allow", "new.test", origin="spec egress.allow[0]"), *POLICY.rules))
+    patterns = [rule.pattern for rule in carried_over(before, wanted, stood=POLICY).rules]
+    assert "new.test" in patterns and "api.test" not in patterns
+    assert "api.test" in [rule.pattern for rule in carried_over(POLICY, wanted, stood=POLICY).rules]
+    back = allow(before, parse_entry("api.test")).policy
+    assert [rule.origin for rule in carried_over(back, wanted, stood=POLICY).rules if rule.pattern == "api.test"] == [
+        "spec egress.allow[0] line 4"
+    ]
+
+
 EXPLAINED: dict[str, tuple[bool, str, str]] = {
     # url: allowed, a part of what is said, what to type
     "https://api.test/x": (True, "passes unopened", ""),
