@@ -20,7 +20,7 @@ import typer
 from agent_container.cli_call import CALL, KeyOption, RecordArgument, approved
 from agent_container.cli_credential import credential_app
 from agent_container.cli_egress import egress_app
-from agent_container.cli_keeping import runs_rm  # noqa: F401 - its module adds verbs to `runs`
+from agent_container.cli_keeping import runs_stats  # noqa: F401 - its module adds verbs to `runs`
 from agent_container.cli_records import host_key_app, runs_app
 from agent_container.errors import AgentContainerError, UsageError
 
@@ -40,6 +40,7 @@ MISSPELT = {
     "rm": "down",
     "kill": "runs stop",
     "init": "plan",
+    "stats": "runs stats",
     "runs list": "runs ls",
     "runs kill": "runs stop",
     "runs delete": "runs rm",

@@ -1,4 +1,4 @@
-"""The parsers of what becomes of records: `runs rm`, `prune`, `hold`, `export` and `import`."""
+"""The parsers of what becomes of records: `runs rm`, `prune`, `hold`, `export`, `import`, and of `runs stats`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent_container.cli_call import CALL
-from agent_container.cli_records import Everywhere, runs_app
+from agent_container.cli_records import (
+    Agents,
+    Everywhere,
+    Labels,
+    Models,
+    Outcomes,
+    Projects,
+    Since,
+    Until,
+    runs_app,
+)
 from agent_container.errors import UsageError
 
 if TYPE_CHECKING:
@@ -131,6 +141,36 @@ def runs_import(
             CALL.ui.info("to have them vouched for, give the exporter's key: --key FILE")
 
     CALL.ui.result({"runs": imported}, command="runs import", show=show)
+
+
+@runs_app.command("stats")
+def runs_stats(
+    by: Annotated[str, typer.Option("--by", help="week, project, agent or model.")] = "week",
+    everywhere: Everywhere = False,
+    project: Projects = None,
+    label: Labels = None,
+    outcome: Outcomes = None,
+    agent: Agents = None,
+    model: Models = None,
+    since: Since = None,
+    until: Until = None,
+) -> None:
+    """What runs cost and how they ended, summed up; cost and tokens are the agents' own count."""
+    from agent_container.commands.run_filters import Wanted
+    from agent_container.commands.run_stats import read_stats
+    from agent_container.ui.figures import show_stats
+
+    wanted = Wanted(
+        projects=project or (),
+        labels=label or (),
+        outcomes=outcome or (),
+        agents=agent or (),
+        models=model or (),
+        since=since,
+        until=until,
+    )
+    result = read_stats(CALL.context, by=by, wanted=wanted, everywhere=everywhere)
+    CALL.ui.result(result, command="runs stats", show=lambda: show_stats(CALL.ui, result))
 
 
 def _show_removed(removed: Removed) -> None:

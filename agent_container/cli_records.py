@@ -10,6 +10,9 @@ from agent_container.cli_call import CALL, KeyOption, RecordArgument, RunArgumen
 from agent_container.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent_container.commands.run_logs import LogEntry
     from agent_container.events import Event
     from agent_container.records import RunRecord
 
@@ -77,40 +80,72 @@ def runs_ls(
 
 @runs_app.command("show")
 def runs_show(run: RunArgument = None) -> None:
-    """One run: how it ended, its work, its egress, what was refused."""
-    from agent_container.commands.runs import run_events, show_run
+    """One run: how it ended, its cost, work and egress, what was refused, its last events."""
+    from agent_container.commands.runs import show_run
     from agent_container.ui.views import show_run_detail
 
     detail = show_run(CALL.context, run)
-    CALL.ui.result(
-        detail,
-        command="runs show",
-        show=lambda: show_run_detail(CALL.ui, detail, run_events(CALL.context, detail.run)),
-    )
+    CALL.ui.result(detail, command="runs show", show=lambda: show_run_detail(CALL.ui, detail))
 
 
 @runs_app.command("logs")
 def runs_logs(
     run: RunArgument = None,
     raw: Annotated[bool, typer.Option("--raw", help="The agent's own stream, as it came.")] = False,
+    source: Annotated[
+        list[str] | None,
+        typer.Option("--source", help="events (the default), output, receipts, or all."),
+    ] = None,
+    type_: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="TYPE", help="tool.call, decision, stderr, ...; or a pattern."),
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="About this host, or pattern.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="WHEN", help="From then on: 10m, 2026-11-29T15:00, +5m in the run."),
+    ] = None,
+    grep: Annotated[str | None, typer.Option("--grep", metavar="REGEX", help="That contain this.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="The last N.")] = None,
 ) -> None:
-    """A run's events, one a line; of one that is under way, those up to now."""
+    """What happened in a run, in the order of time; of one that is under way, the events up to now."""
     from agent_container.commands.logs import events_so_far, find_under_way, raw_so_far
-    from agent_container.commands.runs import run_events, run_raw
+    from agent_container.commands.run_logs import SOURCES, LogEnd, LogQuery, event_entry, log_filter, read_logs
+    from agent_container.commands.runs import run_raw
+    from agent_container.ui.views import show_log_entry
 
     context, live = CALL.context, find_under_way(CALL.context, run)
     if raw:
         for piece in raw_so_far(context, live) if live else run_raw(context, run):
             CALL.ui.raw(piece)
         return
+    sources = SOURCES if source and "all" in source else tuple(source or ("events",))
+    query = LogQuery(sources, tuple(type_ or ()), host, since, grep, limit)
+    end = LogEnd()
+    if live:
+        if sources != ("events",):
+            raise UsageError(
+                f"run {live.id} is still under way: only its events can be read so far",
+                hint=f"agent-container egress log {live.id}",
+            )
+        wanted = log_filter(query, live.created, now=context.now())
+        entries: Iterator[LogEntry] = filter(wanted, map(event_entry, events_so_far(context, live)))
+    else:
+        entries = read_logs(context, run, query, end)
     count = 0
-    for event in events_so_far(context, live) if live else run_events(context, run):
+    for entry in entries:
         count += 1
-        _stream(event, "runs logs")
+        if sources == ("events",) and entry.event is not None:
+            _stream(entry.event, "runs logs")
+        else:
+            CALL.ui.stream(entry, command="runs logs", show=lambda entry=entry: show_log_entry(CALL.ui, entry))  # type: ignore[misc]
+    for words in end.cut:
+        CALL.ui.warn(f"not shown: {words}")
     if live:
         CALL.ui.info(f"run {live.id} is still under way; to follow it: agent-container runs attach {live.id}")
     if CALL.json:
-        CALL.ui.result({"events": count, "under_way": live is not None}, command="runs logs")
+        result = {"events": count, "under_way": live is not None, "cut": end.cut}
+        CALL.ui.result(result, command="runs logs")
 
 
 @runs_app.command("attach")

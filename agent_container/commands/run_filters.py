@@ -57,7 +57,7 @@ def parse_query(wanted: Wanted, *, now: datetime, project_id: str | None) -> Run
 
     def moment(option: str, value: str | None, *, end: bool = False) -> float | None:
         values = [value] if value is not None else []
-        return next(iter(read(option, values, lambda text: _moment(text, now, end))), None)
+        return next(iter(read(option, values, lambda text: parse_moment(text, now, end=end))), None)
 
     query = RunQuery(
         project_id=project_id,
@@ -169,8 +169,9 @@ def _cost(text: str) -> tuple[str, float]:
     return found[1] or ">=", float(found[2])
 
 
-def _moment(text: str, now: datetime, end: bool) -> float:
-    """A day or a moment in the user's own time, or so long ago; a day's end is the day after."""
+def parse_moment(text: str, now: datetime, *, end: bool = False) -> float:
+    """Seconds since the epoch: a day or a moment in the user's own time, or so long ago; a day's end is the day after.
+    Raises ValueError in words."""
     ago = _AGO.fullmatch(text.strip().lower())
     try:
         if ago is not None:

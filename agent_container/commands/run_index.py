@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_container.commands.context import Context
+from agent_container.commands.run_patch import changed_paths
 from agent_container.drain import RECEIPTS, RECORD, file_pieces
 from agent_container.egress_summary import TOP_HOSTS
 from agent_container.errors import AgentContainerError
@@ -19,7 +19,6 @@ from agent_container.frames import split_lines
 from agent_container.manifest import MANIFEST
 from agent_container.records import RunRecord, parse_record
 from agent_container.run_facts import MAX_HOSTS, MAX_PATHS, RunFacts, facts_of, plain, whole
-from agent_container.sandbox.closing import PATCH
 from agent_container.store import RunPlace
 from agent_container.store.writer import read_file
 from agent_egress.identity import MAX_RECEIPT_BYTES
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
     from agent_container.store.index import RunIndex
 
 MAX_RECORD_BYTES = 64 * 1024 * 1024
-MAX_HEADER = 16 * 1024
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
-_ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 def open_index(context: Context) -> RunIndex:
@@ -68,42 +64,6 @@ def record_bytes(directory: Path) -> int:
         return whole(sum(row["bytes"] for row in files.values()))
     except (AgentContainerError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return 0
-
-
-def changed_paths(directory: Path) -> Iterator[str]:
-    """The paths in a record's patch. The patch is the work of a program next to the agent: what is no header is passed
-    over, and a name is no more than a name."""
-    if not (directory / PATCH).is_file():
-        return
-    with contextlib.suppress(AgentContainerError):
-        for line in split_lines(file_pieces(directory / PATCH), max_bytes=MAX_HEADER):
-            if line.data.startswith(b"diff --git ") and not line.cut:
-                path = _header_path(line.data.removeprefix(b"diff --git ").rstrip(b"\r\n"))
-                if path is not None:
-                    yield path
-
-
-def _header_path(names: bytes) -> str | None:
-    """The second of `a/PATH b/PATH`; both are the same, since a rename is shown as two changes."""
-    text = names.decode("utf-8", "backslashreplace")
-    if text.startswith('"'):
-        found = _QUOTED.findall(text)
-        return _unquoted(found[-1]).removeprefix("b/") if found else None
-    half = (len(text) - 1) // 2
-    first, second = text[:half], text[half + 1 :]
-    fits = first.startswith("a/") and second.startswith("b/") and first[2:] == second[2:]
-    return second[2:] if fits else None
-
-
-def _unquoted(text: str) -> str:
-    """A name as git quotes it: C escapes, octal for bytes."""
-
-    def byte(match: re.Match[str]) -> str:
-        word = match[1]
-        return chr(int(word, 8) & 0xFF) if word.isdigit() else chr(_ESCAPES.get(word, ord(word[0])))
-
-    raw = re.sub(r"\\([0-7]{1,3}|.)", byte, text.encode("utf-8").decode("latin-1"))
-    return raw.encode("latin-1", "replace").decode("utf-8", "backslashreplace")
 
 
 def _more_hosts(directory: Path, record: RunRecord) -> Iterator[str]:

@@ -7,15 +7,18 @@ that are under way, or that nobody finished, are told from their sessions.
 from __future__ import annotations
 
 import base64
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from agent_container.commands.context import Context
+from agent_container.commands.run_patch import FileChange, read_patch
 from agent_container.drain import EVENTS, RAW, RECORD, file_pieces
 from agent_container.errors import AgentContainerError, NotRunning, StoreError, Unverifiable, UsageError
-from agent_container.events import Event, Evidence, parse_event
+from agent_container.events import Event, Evidence, Usage, parse_event
 from agent_container.frames import split_lines
 from agent_container.project import find_project
 from agent_container.records import RunRecord, parse_record
@@ -26,6 +29,9 @@ from agent_container.verify import TAMPERED, VERIFIED, VerifyResult, check_files
 
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 MAX_WARNINGS = 50
+TIMELINE = 40
+MAX_CHANGES = 100
+SHOWN_CHARS = 2_000
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,12 @@ class RunDetail:
     warnings: tuple[str, ...]
     """Lines that could not be read, files that were refused, records that were lost."""
     files: FilesNow
+    changes: tuple[FileChange, ...] = ()
+    """What its patch says of each file, the first of them."""
+    more_changes: int = 0
+    timeline: tuple[Event, ...] = ()
+    """The last events, long texts shortened."""
+    earlier_events: int = 0
     origin: Origin | None = None
     """Where it came from, when it was imported."""
     held: str | None = None
@@ -90,12 +102,23 @@ def show_run(context: Context, run: str | None) -> RunDetail:
     record = load_record(place)
     warnings = tuple(_warnings(place, record))
     mark = context.store.marks.load(place.run_id)
+    timeline, events = deque[Event](maxlen=TIMELINE), 0
+    for event in read_events(place):
+        if not isinstance(event, Usage):
+            events += 1
+            timeline.append(_shortened(event))
+    changes = iter(read_patch(place.path))
+    first = tuple(islice(changes, MAX_CHANGES))
     return RunDetail(
         place.run_id,
         place.path,
         record,
         warnings,
         files=_files_now(context.store, place),
+        changes=first,
+        more_changes=sum(1 for _ in changes),
+        timeline=tuple(timeline),
+        earlier_events=events - len(timeline),
         origin=mark.origin,
         held=mark.held,
     )
@@ -164,6 +187,16 @@ def read_events(place: RunPlace) -> Iterator[Event]:
         event = None if line.cut else parse_event(line.data)
         if event is not None:
             yield event
+
+
+def _shortened(event: Event) -> Event:
+    """The event with its long texts cut: they are in the record, and `runs logs` shows them."""
+    long = {
+        name: f"{value[:SHOWN_CHARS]}… ({len(value)} characters)"
+        for name, value in event
+        if isinstance(value, str) and len(value) > SHOWN_CHARS
+    }
+    return event.model_copy(update=long) if long else event
 
 
 def _warnings(place: RunPlace, record: RunRecord) -> Iterator[str]:

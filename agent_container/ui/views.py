@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from agent_container.commands.egress_log import is_refusal, shown
 from agent_container.commands.prove import Proof
 from agent_container.commands.run_list import RunRow
+from agent_container.commands.run_logs import LogEntry
 from agent_container.commands.runs import RunDetail
 from agent_container.commands.verifying import AllVerified
 from agent_container.events import (
@@ -35,10 +36,10 @@ from agent_container.records import Outcome, RunRecord
 from agent_container.store.marks import Origin
 from agent_container.ui.clean import one_line
 from agent_container.ui.console import BAD, FAINT, GOOD, WARN, Ui, duration, size
+from agent_container.ui.figures import show_changes
 from agent_container.verify import VERIFIED, VerifyResult
 
 WIDTH = 100
-TIMELINE = 40
 
 _STATE_STYLE = {
     "succeeded": GOOD,
@@ -85,7 +86,7 @@ def _words(labels: Mapping[str, str] | None) -> list[str]:
     return [f"[{key}={value}]" if value else f"[{key}]" for key, value in (labels or {}).items()]
 
 
-def show_run_detail(ui: Ui, detail: RunDetail, events: Iterable[Event] = ()) -> None:
+def show_run_detail(ui: Ui, detail: RunDetail) -> None:
     """`runs show`: what was changed since, the summary, the last events, then what its reader should know."""
     now = detail.files
     if now.state == "changed":
@@ -93,7 +94,8 @@ def show_run_detail(ui: Ui, detail: RunDetail, events: Iterable[Event] = ()) -> 
         for finding in now.findings:
             ui.text(f"  {finding}", style=BAD)
     show_summary(ui, detail.record)
-    show_timeline(ui, events)
+    show_changes(ui, detail.changes, more=detail.more_changes)
+    show_timeline(ui, detail.timeline, earlier=detail.earlier_events)
     ui.heading("record")
     ui.text(str(detail.path))
     ui.fields(
@@ -140,17 +142,36 @@ def show_summary(ui: Ui, record: RunRecord) -> None:
         ui.warn(note)
 
 
-def show_timeline(ui: Ui, events: Iterable[Event]) -> None:
+def show_timeline(ui: Ui, events: Iterable[Event], *, earlier: int = 0) -> None:
     """The last events, one a line."""
     told = [(event, line) for event in events if (line := event_line(event)) is not None]
     if not told:
         return
     ui.heading("timeline")
-    if len(told) > TIMELINE:
-        ui.text(f"... {len(told) - TIMELINE} before (runs logs shows all)", style=FAINT)
-    for event, (label, text, style) in told[-TIMELINE:]:
+    if earlier:
+        ui.text(f"... {earlier} before (runs logs shows all)", style=FAINT)
+    for event, (label, text, style) in told:
         at = event.at.strftime("%H:%M:%S") if event.at else "        "
         ui.text(f"{at}  {label:<8}  {one_line(text, width=WIDTH)}", style=style)
+
+
+def show_log_entry(ui: Ui, entry: LogEntry) -> None:
+    """One entry of a stream of several sources."""
+    at = entry.at.strftime("%H:%M:%S") if entry.at else "        "
+    if entry.receipt is not None:
+        verdict, what, why = shown(entry.receipt)
+        style = BAD if is_refusal(entry.receipt) else ""
+        words = f"{verdict:<5}  {one_line(what, width=90)}  {one_line(why, width=WIDTH)}"
+        ui.text(f"{at}  receipt   {words}".rstrip(), style=style)
+        return
+    if entry.event is not None:
+        line = event_line(entry.event)
+        if line is not None:
+            label, text, style = line
+            ui.text(f"{at}  {label:<8}  {one_line(text, width=WIDTH)}", style=style)
+        return
+    for text in entry.text.rstrip("\n").split("\n"):
+        ui.text(f"{at}  {entry.type:<8}  {text}", style=FAINT)
 
 
 def show_event(ui: Ui, event: Event) -> None:

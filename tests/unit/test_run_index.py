@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_container.commands.run_index import changed_paths, read_facts
+from agent_container.commands.run_index import read_facts
+from agent_container.commands.run_patch import changed_paths
 from agent_container.run_facts import RunFacts, RunQuery
 from agent_container.store import RunPlace, Store
 from agent_container.store.index import RunIndex

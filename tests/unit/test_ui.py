@@ -7,7 +7,7 @@ import os
 import pty
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -320,7 +320,8 @@ class TestViews:
 
         now = FilesNow("changed", 1, ("t: a\nok: as recorded\x1b[1A",))
         detail = RunDetail("r", Path("/x"), record=record, warnings=("not read: a\nok: fine",), files=now)
-        show_run_detail(shown.ui, detail, [AgentMessage(at=STARTED, text="hi\nok: verified\x1b]0;x\x07")])
+        said = AgentMessage(at=STARTED, text="hi\nok: verified\x1b]0;x\x07")
+        show_run_detail(shown.ui, replace(detail, timeline=(said,)))
         everything = shown.text + shown.progress
         assert "\x1b" not in everything
         assert not any(line.startswith("ok:") for line in everything.splitlines())
