@@ -22,6 +22,7 @@ from agent_container.cli_credential import credential_app
 from agent_container.cli_egress import egress_app
 from agent_container.cli_keeping import runs_stats  # noqa: F401 - its module adds verbs to `runs`
 from agent_container.cli_records import host_key_app, runs_app
+from agent_container.cli_ssh_key import ssh_key_app
 from agent_container.errors import AgentContainerError, UsageError
 
 EXIT_BUG = 70
@@ -30,7 +31,7 @@ INTERRUPTED = "interrupted; `agent-container ls` shows what goes on, the same co
 
 FLAGS = ("--json", "-q", "--quiet", "--verbose", "--no-input")
 VALUED = ("-C", "--directory", "-f", "--file", "--passphrase-file", "--passphrase-fd")
-GROUPS = ("runs", "host-key", "credential", "egress")
+GROUPS = ("runs", "host-key", "credential", "egress", "ssh-key")
 TAKES_FOREIGN_ARGV = ("exec", "shell")
 """Verbs whose arguments from the first word on belong to a program in the sandbox."""
 MISSPELT = {
@@ -69,6 +70,7 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(host_key_app, name="host-key")
 app.add_typer(credential_app, name="credential")
 app.add_typer(egress_app, name="egress")
+app.add_typer(ssh_key_app, name="ssh-key")
 
 
 Accept = Annotated[

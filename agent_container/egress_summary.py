@@ -196,14 +196,15 @@ def _refusal(receipt: Receipt) -> tuple[str, int | None, str, str] | None:
             _text(receipt, "proto"),
             "drop",
         )
-    if kind not in ("decision", "lookup") or receipt.get("action") != "deny":
+    if kind not in ("decision", "lookup", "git") or receipt.get("action") != "deny":
         return None
     port = receipt.get("port")
     # The rule decided by name; what was refused for something else (a path, a decoy) says so in its reason.
-    # A rule that allows the host on other ports has not refused it either.
-    rule = "" if receipt.get("why") or _text(receipt, "rule").startswith("allow ") else _text(receipt, "rule")
+    # A rule that allows the host on other ports has not refused it either, nor has one that opens a repository.
+    opens = _text(receipt, "rule").startswith(("allow ", "git "))
+    rule = "" if receipt.get("why") or opens else _text(receipt, "rule")
     why = rule or _text(receipt, "reason") or _text(receipt, "why")
-    host = _text(receipt, "host" if kind == "decision" else "name") or OTHERS
+    host = _text(receipt, "name" if kind == "lookup" else "host") or OTHERS
     return host, port if isinstance(port, int) else None, why, str(kind)
 
 

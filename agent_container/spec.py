@@ -28,6 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from agent_container.environment import check_env_name, check_env_value
+from agent_container.git_remote import parse_remote_text
 from agent_container.project import SPEC_NAME
 from agent_container.public_suffix import is_public_suffix
 from agent_container.spec_load import Later, load_model
@@ -46,6 +47,7 @@ from agent_container.spec_types import (
     parse_package,
     parse_pattern,
     parse_range,
+    parse_ref,
     parse_size,
     parse_slug,
     parse_source,
@@ -53,17 +55,14 @@ from agent_container.spec_types import (
     parse_url_path,
 )
 from agent_egress.names import canonical_name
+from agent_egress.repositories import DEFAULT_PUSH
 from agent_egress.rules import SSH_PORT
 
 KNOWN_AGENTS = ("claude", "codex", "gemini", "opencode", "pi", "demo")
 ALWAYS_PROTECTED = (".husky", ".vscode", ".idea", ".claude/settings*.json", SPEC_NAME)
 """Read-only in a bound workspace whatever the spec says: the host runs or obeys these."""
 
-LATER = (
-    Later("git"),
-    Later("ssh_key"),
-    Later("services"),
-)
+LATER = (Later("services"),)
 
 SECRET = ("env", "agent.env")
 """Messages never show the values below these: people do put secrets there."""
@@ -262,6 +261,23 @@ class CredentialUse(_TextForm):
     """The variable that holds the placeholder in the sandbox."""
 
 
+Ref = Annotated[str, _text(parse_ref)]
+
+
+class GitRepository(_TextForm):
+    """A repository that the agent reaches over ssh through the sidecar's gateway; as a text, fetched and pushed to
+    `agent/*` branches."""
+
+    text_key: ClassVar[str] = "repo"
+
+    repo: Annotated[str, _text(parse_remote_text)]
+    """`git@github.com:acme/api.git` or `ssh://git@host:port/path`."""
+    push: Items[Ref] = DEFAULT_PUSH
+    """Refs that may be made or moved: full ones, or all below one as in `refs/heads/agent/*`. Empty: only fetch."""
+    delete: Items[Ref] = ()
+    """Refs that may be deleted."""
+
+
 class Resources(_Part):
     """What the agent's container may use of the host."""
 
@@ -326,6 +342,10 @@ class ProjectSpec(_Part):
     """What may be reached."""
     credentials: Items[CredentialUse] = ()
     """Credentials beyond the agent's own, which is implied."""
+    git: Annotated[tuple[GitRepository, ...] | None, _or_none_to(tuple)] = None
+    """Repositories over ssh, with `ssh_key: true`; without the key the project's own remote."""
+    ssh_key: bool = False
+    """A key for this project, used by the sidecar's git gateway; the private half never enters the sandbox."""
     resources: Annotated[Resources, _or_none_to(dict)] = Resources()
     """What the agent's container may use of the host."""
     limits: Annotated[Limits, _or_none_to(dict)] = Limits()
@@ -346,6 +366,9 @@ class ProjectSpec(_Part):
     def _parts_fit_together(self) -> ProjectSpec:
         _no_twins("mounts", [mount.target for mount in self.mounts])
         _no_twins("credentials", [use.name for use in self.credentials])
+        _no_twins("git", [entry.repo for entry in self.git or ()])
+        if self.git and not self.ssh_key:
+            raise ValueError("git: repositories over ssh need the project's key: add `ssh_key: true`")
         names = [use.env for use in self.credentials if use.env]
         own = self.agent.env if isinstance(self.agent, OwnAgent) else {}
         _no_twins("env", [*names, *self.env, *(name for name in own if name not in self.env)])

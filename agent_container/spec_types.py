@@ -15,6 +15,7 @@ from agent_egress.floors import METADATA, NEVER, Network, parse_network, subnet
 from agent_egress.identity import OWN_DOMAIN
 from agent_egress.names import canonical_pattern
 from agent_egress.paths import template_is_valid
+from agent_egress.repositories import pattern_problem
 
 _ULA = IPv6Network("fc00::/7")
 
@@ -186,6 +187,14 @@ def parse_url_path(text: str) -> str:
     """A path template of a credential: `*` is one segment, a last `**` any rest."""
     if not template_is_valid(text):
         raise ValueError("expected a path such as /v1/messages or /v1/items/*, without a query")
+    return text
+
+
+def parse_ref(text: str) -> str:
+    """A full ref, or all below one."""
+    problem = pattern_problem(text)
+    if problem is not None:
+        raise ValueError("expected a full ref such as refs/heads/main, or refs/heads/agent/*")
     return text
 
 

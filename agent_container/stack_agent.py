@@ -12,6 +12,9 @@ HOME = "/home/agent"
 RUN_VOLUME = "/var/lib/agent-container/run"
 CA_DIR = "/etc/agent-container/ca"
 MEMORY = "/memory"
+GIT_DIR = "/etc/agent-container/git"
+"""Where the socket of the git gateway is; image/git-ssh knows it too."""
+GIT_SSH = "/opt/agent-container/git-ssh"
 BUNDLE = f"{CA_DIR}/bundle.pem"
 SESSION_CA = f"{CA_DIR}/ca.pem"
 PROXY = "http://127.0.0.1:3128"
@@ -47,6 +50,11 @@ def base_environment() -> tuple[tuple[str, str], ...]:
     )
 
 
+def git_environment() -> tuple[tuple[str, str], ...]:
+    """By which git finds the gateway. Without the second git would try options on it that only ssh has."""
+    return (("GIT_SSH_COMMAND", GIT_SSH), ("GIT_SSH_VARIANT", "ssh"))
+
+
 def agent_container(
     *,
     image: str,
@@ -56,14 +64,16 @@ def agent_container(
     mounts: tuple[Mount, ...],
     memory_volume: bool,
     limits: Limits,
+    git: bool = False,
 ) -> Container:
     """The agent's container; `environment` is the spec's, after the variables that it cannot set."""
-    base = base_environment()
+    base = base_environment() + (git_environment() if git else ())
     volumes = (
         Mount(kind="volume", source="home", target=HOME),
         Mount(kind="volume", source="run", target=RUN_VOLUME),
         Mount(kind="volume", source="ca", target=CA_DIR, read_only=True),
     )
+    gateway = (Mount(kind="volume", source="git", target=GIT_DIR, read_only=True),) if git else ()
     memory = (Mount(kind="volume", source="memory", target=MEMORY),) if memory_volume else ()
     uid = int(user.split(":", 1)[0])
     taken = {name for name, _ in base}
@@ -73,7 +83,7 @@ def agent_container(
         user=user,
         environment=base + tuple((name, value) for name, value in environment if name not in taken),
         working_dir=WORKSPACE,
-        mounts=(*volumes, *memory, *workspace, *mounts),
+        mounts=(*volumes, *gateway, *memory, *workspace, *mounts),
         tmpfs=(
             Tmpfs(target="/tmp", uid=uid, mode=0o1777, size_bytes=TMP_BYTES, executable=True),  # noqa: S108
             Tmpfs(target="/run", uid=uid, mode=0o755, size_bytes=RUN_BYTES),

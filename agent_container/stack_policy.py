@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from agent_container.credential_kinds import KINDS
 from agent_container.credentials import Binding, Credential, narrow
 from agent_container.errors import CredentialMissing, SpecError, UsageError
+from agent_container.git_remote import GitRemote, parse_remote
 from agent_container.spec import CredentialUse, EgressRule, OwnAgent, ProjectSpec
 from agent_egress.policy import Policy, PolicyError, Rule, decide_name
+from agent_egress.repositories import DEFAULT_PUSH, Repository
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,10 @@ def effective_policy(
     agent_hosts: Sequence[str] = (),
     credentials: Sequence[GrantedCredential] = (),
     host_addresses: Sequence[str] = (),
+    own_remote: GitRemote | None = None,
 ) -> Policy:
-    """The policy of a sandbox. `agent_hosts` are the profile's; those of an own agent are read from the spec.
+    """The policy of a sandbox. `agent_hosts` are the profile's; those of an own agent are read from the spec;
+    `own_remote` is the project's, where that is one over ssh.
 
     Raises: SpecError when the sidecar would not take the policy.
     """
@@ -108,11 +112,28 @@ def effective_policy(
         credentials=tuple(row for granted in credentials for row in granted.binding.rows(granted.name)),
         tls=spec.egress.tls,
         tripwire=spec.egress.tripwire,
+        git=repositories(spec, own_remote),
     )
     try:
         return Policy.parse(policy.encode())
     except PolicyError as error:
         raise SpecError("the egress sidecar would not take this policy", details=error.problems) from None
+
+
+def repositories(spec: ProjectSpec, own_remote: GitRemote | None) -> tuple[Repository, ...]:
+    """What the git gateway may reach: what the spec names, or the project's own remote. None without `ssh_key`."""
+    if not spec.ssh_key:
+        return ()
+    if spec.git is None:
+        return () if own_remote is None else (_repository(own_remote, DEFAULT_PUSH, (), "the project's own remote"),)
+    return tuple(
+        _repository(parse_remote(entry.repo), entry.push, entry.delete, _origin(spec, f"git[{index}]"))
+        for index, entry in enumerate(spec.git)
+    )
+
+
+def _repository(remote: GitRemote, push: tuple[str, ...], delete: tuple[str, ...], origin: str) -> Repository:
+    return Repository(remote.host, remote.port, remote.user, remote.path, push, delete, origin)
 
 
 def _allow(spec: ProjectSpec, rules: Sequence[EgressRule], path: str, *, action: str = "allow") -> Iterable[Rule]:

@@ -23,7 +23,9 @@ one busy. Nobody waits for them there: `status` asks over the control socket."""
 # Idle 150 MB; busy with hundreds of bumped connections still below a third of the limit.
 
 
-def sidecar_container(*, image: str, memory_bytes: int = MEMORY_BYTES, probe_s: float = PROBE_S) -> Container:
+def sidecar_container(
+    *, image: str, memory_bytes: int = MEMORY_BYTES, probe_s: float = PROBE_S, git: bool = False
+) -> Container:
     """The sidecar's container. Root inside, but with no capability to read other uids' files or to give files away."""
     return Container(
         service="egress",
@@ -32,12 +34,14 @@ def sidecar_container(*, image: str, memory_bytes: int = MEMORY_BYTES, probe_s: 
         mounts=(
             Mount(kind="volume", source="receipts", target=identity.RECEIPTS_DIR),
             Mount(kind="volume", source="ca", target=identity.CA_DIR),
+            *((Mount(kind="volume", source="git", target=identity.GIT_DIR),) if git else ()),
         ),
         tmpfs=(
             Tmpfs(target=identity.RUN_DIR, uid=0, mode=0o755),
             Tmpfs(target=identity.AUDIT_DIR, uid=identity.AUDIT, mode=0o755),
             Tmpfs(target=identity.POLICY_DIR, uid=identity.POLICY, mode=0o755),
             Tmpfs(target=identity.SCAN_DIR, uid=identity.SCAN, mode=0o755),
+            *((Tmpfs(target=identity.GATEWAY_DIR, uid=identity.GATEWAY, mode=0o755),) if git else ()),
             Tmpfs(target=identity.SQUID_DIR, uid=identity.SQUID, mode=0o700),
             Tmpfs(target=identity.UNBOUND_DIR, uid=identity.UNBOUND, mode=0o700),
             Tmpfs(target=identity.CA_KEY_DIR, uid=identity.SQUID, mode=0o700),

@@ -22,6 +22,7 @@ from agent_container.spec_yaml import shown
 
 MAX_LINE = 4000
 MIN_ACCEPT = 12
+OWN_BRANCHES = "refs/heads/agent/"
 RED = "!!"
 """Begins the lines that take something outside the egress policy; the ui shows them in red."""
 
@@ -156,6 +157,7 @@ def grants_of(
         *_refusals(spec.egress),
         *_scanning(spec.egress),
         *(grant for use in spec.credentials for grant in _credential(use)),
+        *_git(spec),
         *_texts(f"env {name}={_exact(value)}" for name, value in spec.env.items()),
         *_texts(f"file {_quoted(name)} sha256:{_sha256(body)}" for name, body in (files or {}).items()),
         *_texts(_exact(text) for text in also),
@@ -246,6 +248,21 @@ def _credential(use: CredentialUse) -> Iterable[Grant]:
     for what, values in (("hosts", use.hosts), ("methods", use.methods), ("paths", use.paths)):
         if values is not None:
             yield Grant(kind="restriction", text=f"credential {use.name} only {what} {_quoted(sorted(set(values)))}")
+
+
+def _git(spec: ProjectSpec) -> Iterable[Grant]:
+    if spec.ssh_key:
+        yield from _texts(["ssh_key: the project's ssh key is used for the repositories of `git`"])
+    for entry in spec.git or ():
+        yield from _texts([f"git fetch {entry.repo}"])
+        # What lies elsewhere than the agent's own branches, others build, release or deploy.
+        yield from (
+            Grant(kind="grant", text=f"git push {entry.repo} {_exact(ref)}", red=not ref.startswith(OWN_BRANCHES))
+            for ref in entry.push
+        )
+        yield from (
+            Grant(kind="grant", text=f"git delete {entry.repo} {_exact(ref)}", red=True) for ref in entry.delete
+        )
 
 
 def _amounts(spec: ProjectSpec) -> Iterable[Grant]:

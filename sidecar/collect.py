@@ -24,6 +24,7 @@ PROGRAMS = (
     "/usr/sbin/unbound",
     "/usr/sbin/nft",
     "/usr/bin/openssl",
+    "/usr/bin/ssh",
     "/usr/bin/python3",
     "/usr/bin/setpriv",
     "/usr/bin/cat",
@@ -125,6 +126,7 @@ def main(out: Path) -> None:
     copy_tree(Path("/usr/lib", version), out)
     error_pages(Path("/usr/share/squid/errors/templates"), Path("/build/errors"), out / ERRORS)
     shutil.copytree("/build/agent_egress", out / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+    (out / PACKAGE / "tunnel.py").chmod(0o755)  # ssh starts it as a program
     # The root file system is read-only at run time: without compiled code every start would compile again.
     compileall.compile_dir(
         str(out / PACKAGE),

@@ -15,6 +15,7 @@ from agent_container.render.compose import render_compose
 from agent_container.session import SessionState
 from agent_container.stack import Stack
 from agent_container.stack_policy import contradictions, how_seen
+from agent_egress.repositories import Repository
 
 COMPOSE_FILE = "compose.yaml"
 
@@ -64,7 +65,7 @@ def plan_environment(ctx: Context, *, agent: str | None, mode: str | None) -> Pl
             origin=rule.origin,
         )
         for rule in resolved.policy.rules
-    )
+    ) + tuple(_repository(row) for row in resolved.policy.git)
     problems = contradictions(resolved.policy)
     return PlanResult(
         fields=(
@@ -82,6 +83,12 @@ def plan_environment(ctx: Context, *, agent: str | None, mode: str | None) -> Pl
         changes=("nothing to do",) if same else (_step(planned.stack, before), *problems),
         digest=comparable(planned.stack).digest,
     )
+
+
+def _repository(row: Repository) -> RuleRow:
+    """A repository among the rules: the gateway alone reaches its host by it."""
+    may = ["fetch", *(f"push {ref}" for ref in row.push), *(f"delete {ref}" for ref in row.delete)]
+    return RuleRow("git", f"{row.user}@{row.host} {row.path}", (row.port,), ", ".join(may), row.origin)
 
 
 def _step(stack: Stack, before: SessionState | None) -> str:

@@ -16,6 +16,7 @@ from agent_container.commands.context import Context
 from agent_container.credential_kinds import KINDS
 from agent_container.credentials import Credential, parse_credential
 from agent_container.errors import ApprovalNeeded, CredentialMissing, SpecError, UsageError
+from agent_container.git_remote import ssh_remote
 from agent_container.image_plan import DEFAULT_BASE, choose_uid
 from agent_container.project import SPEC_NAME, Project, find_project, read_spec
 from agent_container.settings import host_addresses, host_resolvers
@@ -27,6 +28,7 @@ from agent_container.workspace.tree import TreeFacts, inspect_tree
 from agent_egress.budget import ModelLimits
 from agent_egress.identity import DAEMON_UIDS
 from agent_egress.policy import Policy
+from agent_egress.repositories import DEFAULT_PUSH
 
 NEAR_NAMES = ("agent-container.yml", ".agent-container.yaml", ".agent-container.yml")
 UNUSABLE_GIDS = frozenset({0, *DAEMON_UIDS})
@@ -94,7 +96,13 @@ def resolve(
     uid = _choose_uid(facts, chosen)
     granted = _granted(ctx, spec, profile, model=model)
     _check_limits(spec, profile, granted)
-    policy = effective_policy(spec, agent_hosts=profile.hosts, credentials=granted, host_addresses=host_addresses())
+    policy = effective_policy(
+        spec,
+        agent_hosts=profile.hosts,
+        credentials=granted,
+        host_addresses=host_addresses(),
+        own_remote=ssh_remote(project.repository),
+    )
     resolvers = ctx.settings.resolvers or host_resolvers()
     if not resolvers:
         raise UsageError(
@@ -216,6 +224,10 @@ def grant_sources(
         if image is not None:
             digests[base] = image
     also = [f"agent host {host}" for host in profile.hosts]
+    if spec.git is None and (own := ssh_remote(project.repository)) is not None and spec.ssh_key:
+        # Whoever writes the repository's configuration chooses it.
+        also.append(f"git fetch {own.text}")
+        also += [f"git push {own.text} {ref}" for ref in DEFAULT_PUSH]
     for path, before in ctx.store.touched.load(project.id).items():
         now = one_state(project.root / path)
         if now != before:

@@ -40,6 +40,7 @@ def plan_stack(
 ) -> Stack:
     """The Stack of one session. `decoys` are (variable, placeholder) and no secret."""
     spec, project, settings = resolved.spec, resolved.project, ctx.settings
+    git = spec.ssh_key
     compose_project = project.compose_name if kind == "up" else f"{project.compose_name}-{session}"
     headers = (*DEFAULT_CREDENTIAL_HEADERS, *(granted.binding.header for granted in resolved.granted))
     config = SidecarConfig(
@@ -54,14 +55,16 @@ def plan_stack(
         upstream_ca=resolved.upstream_ca,
         model=resolved.model_limits,
         dlp=spec.egress.dlp,
+        git=git,
     )
     memory = spec.memory != "none"
+    probe_s = PROBE_S if kind == "run" else STANDING_PROBE_S
     return Stack(
         session=session,
         project=project.id,
         compose_project=compose_project,
         display_name=spec.name,
-        egress=sidecar_container(image=images.egress.tag, probe_s=PROBE_S if kind == "run" else STANDING_PROBE_S),
+        egress=sidecar_container(image=images.egress.tag, probe_s=probe_s, git=git),
         agent=agent_container(
             image=images.agent.tag,
             user=resolved.user,
@@ -73,6 +76,7 @@ def plan_stack(
                 host=host,
             ),
             memory_volume=memory,
+            git=git,
             limits=Limits(
                 pids=spec.resources.pids,
                 memory_bytes=spec.resources.memory_bytes or default_memory_bytes(),
@@ -87,7 +91,10 @@ def plan_stack(
             join=settings.network.join,
         ),
         volumes=(
-            *(Volume(key=key, name=f"ac-{session}-{key}") for key in ("receipts", "ca", "run")),
+            *(
+                Volume(key=key, name=f"ac-{session}-{key}")
+                for key in ("receipts", "ca", "run", *(("git",) if git else ()))
+            ),
             _home(project.id, session, kind),
             *(_workspace(project.id, session, kind, key) for key in workspace.volumes),
             *((_memory(project.id, session, kind, spec.memory),) if memory else ()),

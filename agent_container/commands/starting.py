@@ -14,13 +14,14 @@ from agent_container.commands.credential_sources import secret_of
 from agent_container.commands.imaging import Images
 from agent_container.commands.resolve import Resolved
 from agent_container.commands.resuming import Resumed
+from agent_container.commands.ssh_key import ensure_key, load_ring, to_hand_over, unpinned
 from agent_container.commands.stacking import comparable, frame, is_subnet_clash, plan_stack, with_subnet
 from agent_container.credential_kinds import make_decoy
 from agent_container.credentials import parse_credential
 from agent_container.errors import AgentContainerError, EngineError, UsageError
 from agent_container.records import Outcome
 from agent_container.sandbox.closing import Closed, close_run, throwaway
-from agent_container.sandbox.control import SealedCredential, SidecarControl
+from agent_container.sandbox.control import SealedCredential, SidecarControl, SshKeys
 from agent_container.sandbox.opening import Opened, Opening, open_sandbox
 from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.turn import TurnEnd
@@ -106,6 +107,7 @@ def start_session(ctx: Context, start: Start) -> Opened:
     directory = ctx.store.sessions.rendered_dir(start.session).parent / "mounts"
     ctx.store.writer.make_dir(directory)
     write_files(planned.workspace, directory)
+    ssh = _ssh_keys(ctx, resolved)
     deadline = float(resolved.spec.limits.time_s) if start.kind == "run" else None
     for attempt in range(SUBNET_ATTEMPTS):
         placed = with_subnet(planned.stack, ctx.engine, pool=ctx.settings.network.pool, attempt=attempt)
@@ -119,10 +121,12 @@ def start_session(ctx: Context, start: Start) -> Opened:
             stored=stored_fingerprints(ctx, resolved),
             prepare=_preparation(ctx, start, placed, state, planned.workspace),
             deadline_s=deadline,
+            ssh=ssh,
         )
         try:
             opened = open_sandbox(ctx.engine, ctx.store, opening, report=ctx.report)
             _catch_up(ctx, opened.state, decoys)
+            _catch_up_keys(ctx, opened.state, ssh)
             return opened
         except EngineError as error:
             if not is_subnet_clash(error) or attempt == SUBNET_ATTEMPTS - 1:
@@ -164,6 +168,24 @@ def _catch_up(ctx: Context, state: SessionState, decoys: Decoys) -> None:
         secret = None if body is None else parse_credential(body, name=given.name).secret
         if secret is not None and secret.reveal() != given.secret:
             SidecarControl(ctx.engine, state.container("egress") or "").rotate(given.name, secret.reveal())
+
+
+def _catch_up_keys(ctx: Context, state: SessionState, given: SshKeys | None) -> None:
+    """The same for the project's ssh keys and pins."""
+    now = to_hand_over(load_ring(ctx, state.project_id)) if given is not None else None
+    if now is not None and now != given:
+        SidecarControl(ctx.engine, state.container("egress") or "").put_ssh(now)
+
+
+def _ssh_keys(ctx: Context, resolved: Resolved) -> SshKeys | None:
+    """The project's key for its gateway; what is still missing to use it is said."""
+    if not resolved.spec.ssh_key:
+        return None
+    ring = ensure_key(ctx, resolved.project)
+    for place in unpinned(ring, tuple((row.host, row.port) for row in resolved.policy.git)):
+        host = place.removesuffix(":22")
+        ctx.report(f"Note: no host key of {host} is pinned yet: agent-container ssh-key pin {host} --scan")
+    return to_hand_over(ring)
 
 
 def stored_fingerprints(ctx: Context, resolved: Resolved) -> tuple[Fingerprint, ...]:

@@ -71,6 +71,8 @@ class SidecarConfig:
     """What of the agent's model service may be used."""
     dlp: str = "enforce"
     """What follows when a body that is scanned holds a key: `enforce`, `log` or `off`."""
+    git: bool = False
+    """Whether there is a git gateway."""
     max_receipts: int = DEFAULT_MAX_RECEIPTS
     """The chain's cap: at it everything is denied."""
 
@@ -144,6 +146,7 @@ def _session_json(config: SidecarConfig) -> str:
             "requests": config.model.requests,
             "bytes": config.model.bytes,
         },
+        **({"git": True} if config.git else {}),
     }
     return json.dumps(document, indent=1) + "\n"
 
@@ -153,6 +156,8 @@ def _squid_conf(config: SidecarConfig) -> str:
         "session": config.session,
         "squid_dir": identity.SQUID_DIR,
         "squid_user": identity.UID_NAMES[identity.SQUID],
+        "git": config.git,
+        "gateway_loopback": identity.GATEWAY_LOOPBACK4,
         "proxy_port": identity.PROXY_PORT,
         "http_port": identity.INTERCEPT_HTTP_PORT,
         "tls_port": identity.INTERCEPT_TLS_PORT,
@@ -194,7 +199,12 @@ def _nftables(config: SidecarConfig) -> str:
         "policy_uid": identity.POLICY,
         "audit_uid": identity.AUDIT,
         "scan_uid": identity.SCAN,
-        "daemon_uids": ", ".join(str(uid) for uid in sorted(identity.DAEMON_UIDS)),
+        "git": config.git,
+        "gateway_uid": identity.GATEWAY,
+        "gateway_loopback": identity.GATEWAY_LOOPBACK4,
+        "daemon_uids": ", ".join(
+            str(uid) for uid in sorted(identity.DAEMON_UIDS) if config.git or uid != identity.GATEWAY
+        ),
         "proxy_port": identity.PROXY_PORT,
         "http_port": identity.INTERCEPT_HTTP_PORT,
         "tls_port": identity.INTERCEPT_TLS_PORT,

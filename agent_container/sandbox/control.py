@@ -18,6 +18,9 @@ from agent_egress.policy import Policy, PolicyError
 VERSION = 1
 MOVED = "the policy was changed meanwhile"
 """The sidecar's words for a policy that was not the expected one; a test holds them equal."""
+NO_GATEWAY = "this sandbox has no git gateway"
+"""The sidecar's words where nothing asked for one; a test holds them equal."""
+SSH_TEST_S = 80.0
 ARGV = ("/usr/bin/python3", "-I", "-m", "agent_egress.ctl")
 
 
@@ -35,6 +38,18 @@ class SealedCredential:
 
     def __repr__(self) -> str:
         return f"SealedCredential(name={self.name!r})"
+
+
+@dataclass(frozen=True)
+class SshKeys:
+    """What the git gateway needs: ids and OpenSSH texts of keys, which of them is used, and a known_hosts file."""
+
+    keys: tuple[tuple[str, str], ...]
+    current: str
+    known_hosts: str
+
+    def __repr__(self) -> str:
+        return f"SshKeys(current={self.current!r})"
 
 
 @dataclass(frozen=True)
@@ -142,6 +157,7 @@ class SidecarControl:
         deadline_s: float | None,
         credentials: Sequence[SealedCredential],
         stored: Sequence[Fingerprint] | None = None,
+        ssh: SshKeys | None = None,
     ) -> None:
         """The last words before an agent starts, in one exec: how many ways out were tried, when the sidecar is to cut
         egress by itself, and the credentials. Each is said only when the one before was taken. `stored` are
@@ -151,6 +167,8 @@ class SidecarControl:
             requests.append({"op": "deadline", "seconds": deadline_s})
         if credentials or stored:
             requests.append(_credentials(credentials, stored))
+        if ssh is not None:
+            requests.append(_ssh(ssh))
         self._ask_all(requests)
 
     def rotate(self, name: str, secret: bytes) -> None:
@@ -158,6 +176,15 @@ class SidecarControl:
         SidecarError, when the session has no such credential too."""
         row = {"name": name, "secret": secret.decode("latin-1")}
         self._ask({"op": "credential.put", "rotate": True, "credentials": [row]})
+
+    def put_ssh(self, ssh: SshKeys) -> None:
+        """Replaces the keys and pins of the git gateway; what is under way goes on with the old ones."""
+        self._ask(_ssh(ssh))
+
+    def test_ssh(self, *, key: str, repository: str) -> tuple[bool, str]:
+        """Whether a repository's server takes a key, and its words."""
+        answer = self._ask({"op": "ssh.test", "key": key, "repository": repository}, timeout_s=SSH_TEST_S)
+        return answer.get("taken") is True, _text(answer, "words")
 
     def cut(self) -> str:
         """Ends every connection and allows none; the digest of what is enforced then."""
@@ -205,6 +232,10 @@ def _credentials(credentials: Sequence[SealedCredential], stored: Sequence[Finge
     rows = [{"name": c.name, "decoy": c.decoy, "secret": c.secret.decode("latin-1")} for c in credentials]
     more = {} if stored is None else {"stored": [row.row() for row in stored]}
     return {"op": "credential.put", "credentials": rows, **more}
+
+
+def _ssh(ssh: SshKeys) -> dict[str, object]:
+    return {"op": "ssh.put", "keys": dict(ssh.keys), "current": ssh.current, "known_hosts": ssh.known_hosts}
 
 
 def _refusal(operation: str, error: object) -> SidecarError:

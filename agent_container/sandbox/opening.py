@@ -23,7 +23,7 @@ from agent_container.engine.posture import check_container
 from agent_container.engine.protocol import ContainerState, Created, Engine, Report
 from agent_container.errors import EngineError, SidecarError
 from agent_container.render.compose import FILES_TARGET, render_compose
-from agent_container.sandbox.control import Ready, SealedCredential, SidecarControl
+from agent_container.sandbox.control import Ready, SealedCredential, SidecarControl, SshKeys
 from agent_container.sandbox.proving import probe_core
 from agent_container.session import Phase, SessionState, WorkspaceUse
 from agent_container.stack import Container, Mount, Stack
@@ -52,6 +52,8 @@ class Opening:
     prepare: Callable[[], WorkspaceUse]
     """Fills the workspace; runs while the sidecar starts, and has ended before the agent's container does."""
     deadline_s: float | None
+    ssh: SshKeys | None = None
+    """For the git gateway, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,11 @@ def open_sandbox(engine: Engine, store: Store, opening: Opening, *, report: Repo
         report(f"Tried {len(tried)} ways out; none is open")
         state = store.sessions.save(state.updated(workspace=preparing.result()))
     SidecarControl(engine, created.egress).make_ready(
-        core=len(tried), deadline_s=opening.deadline_s, credentials=opening.credentials, stored=opening.stored
+        core=len(tried),
+        deadline_s=opening.deadline_s,
+        credentials=opening.credentials,
+        stored=opening.stored,
+        ssh=opening.ssh,
     )
     engine.start(created.agent)
     _check_joined(engine, created)

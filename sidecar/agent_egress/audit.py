@@ -35,12 +35,14 @@ ROLES: Mapping[int, frozenset[str]] = {
     identity.POLICY: frozenset({"policy"}),
     identity.DNS: frozenset({"dns"}),
     identity.SCAN: frozenset({"scan"}),
+    identity.GATEWAY: frozenset({"gateway"}),
     0: frozenset({"root"}),
 }
 KINDS_OF_ROLE: Mapping[str, frozenset[str]] = {
     "policy": frozenset({"decision", "transfer", "tripwire", "kill", "canary"}),
     "dns": frozenset({"lookup", "answer", "kill"}),
     "scan": frozenset({"dlp", "tripwire", "kill"}),
+    "gateway": frozenset({"git", "kill"}),
     "root": frozenset({"policy", "connection", "drop", "tripwire", "kill", "cut", "restore", "deadline", "canary"}),
 }
 """What each peer may say: a process that is taken over cannot forge another's receipts."""

@@ -28,6 +28,8 @@ from agent_egress.swap import SecretRefused, rotated
 from agent_egress.traffic import Tally
 from agent_egress.wire import WireError
 
+GATEWAY = "gateway"
+SSH_TEST_S = 75.0
 KILL_WAIT_S = 60.0
 KILL_RETRY_S = 0.1
 CHECKPOINT_S = 10
@@ -61,6 +63,7 @@ class Boundary:
         self._settings: Settings | None = None
         self._deadline: float | None = None
         self._credentials: Sequence[object] = ()
+        self._ssh: Mapping[str, object] | None = None
         self._used_up = ""
         self._killed = kills.Killed()
         self._pulse = Pulse()
@@ -111,7 +114,11 @@ class Boundary:
         for daemon in DAEMONS:
             self.fleet.start(daemon.name, secret=chain_key if daemon.name == "audit" else None)
         left = max(1.0, until - time.monotonic())
-        await asyncio.gather(*(self.fleet.ready(daemon.name, timeout_s=left) for daemon in DAEMONS))
+        names = [daemon.name for daemon in DAEMONS]
+        if settings.git:
+            self.fleet.start(GATEWAY)
+            names.append(GATEWAY)
+        await asyncio.gather(*(self.fleet.ready(name, timeout_s=left) for name in names))
         self._held.set_cut(cut=False)
         self._deadline = now_s() + settings.deadline_s
         checks = await canaries.walk(self.fleet, ruleset_digest=self._held.ruleset_digest)
@@ -199,6 +206,29 @@ class Boundary:
         await self._tell_credentials(credentials)
         self._credentials = credentials
 
+    async def put_ssh(self, keys: Mapping[str, object]) -> None:
+        """Hands the project's ssh keys and the hosts' pins to the git gateway; kept for its successor."""
+        self._must_be_open()
+        await self._ask_gateway({"op": "ssh.put", **keys}, timeout_s=START_S)
+        self._ssh = keys
+
+    async def test_ssh(self, key: object, repository: object) -> Answer:
+        """Whether a server takes one of the keys."""
+        self._must_be_open()
+        answer = await self._ask_gateway({"op": "ssh.test", "key": key, "repository": repository}, timeout_s=SSH_TEST_S)
+        return {"taken": answer.get("taken") is True, "words": str(answer.get("words", ""))}
+
+    async def _ask_gateway(self, message: Mapping[str, object], *, timeout_s: float) -> Answer:
+        if GATEWAY not in self.fleet.children:
+            raise PartError(GATEWAY, "this sandbox has no git gateway")
+        try:
+            answer = await probes.ask(identity.GATEWAY_CONTROL_SOCKET, message, timeout_s=timeout_s)
+        except WireError as error:
+            raise PartError(GATEWAY, f"the git gateway did not take {message.get('op')}") from error
+        if answer.get("ok") is not True:
+            raise PartError(GATEWAY, f"{message.get('op')} refused: {answer.get('error')}")
+        return answer
+
     async def cut(self, kind: str = "cut") -> None:
         """Ends every connection and allows none until restored."""
         self._must_be_open()
@@ -251,7 +281,7 @@ class Boundary:
             return self._sealed
         self._must_be_open()
         self._held.set_cut(cut=True)
-        self.fleet.stop("squid")
+        self.fleet.stop("squid", GATEWAY)
         with contextlib.suppress(WireError):  # bytes counted since the last receipt; the seal does not wait for them
             await probes.ask(identity.POLICY_SOCKET, {"op": "flush"}, timeout_s=identity.ANSWER_DEADLINE_S)
         self.fleet.stop("dns", "unbound", "policy", "scan")
@@ -425,6 +455,8 @@ class Boundary:
             self._fail(PartError("audit", "the audit writer ended", "\n".join(self.fleet.children[name].tail)))
         if self.state == "open" and name == "policy" and self._credentials:
             self._later(self._tell_successor())
+        if self.state == "open" and name == GATEWAY and self._ssh is not None:
+            self._later(self._arm_gateway(self._ssh))
         if self.state == "open" and name == "scan":
             self._later(self._arm_successor())
 
@@ -437,6 +469,11 @@ class Boundary:
                 raise PartError("audit", "the audit does not say what is used up")
             await self._tell({"op": "spent", **spent})
             await self._tell_credentials(list(self._credentials))
+
+    async def _arm_gateway(self, keys: Mapping[str, object]) -> None:
+        with contextlib.suppress(PartError):  # without keys it refuses everything
+            await self.fleet.back(GATEWAY)
+            await self._ask_gateway({"op": "ssh.put", **keys}, timeout_s=START_S)
 
     async def _arm_successor(self) -> None:
         try:

@@ -13,7 +13,7 @@ MAX_DISTINCT = 100
 """Different refusals written out a window; beyond it they are counted together by kind."""
 RESERVED = 5
 """But so many of each rule and each cause are written all the same: an agent invents names and paths, and no rules."""
-_COLLAPSED_KINDS = frozenset({"decision", "lookup"})
+_COLLAPSED_KINDS = frozenset({"decision", "lookup", "git"})
 _Key = tuple[tuple[str, str], ...]
 
 

@@ -30,9 +30,13 @@ ANSWERS: dict[str, Probe] = {
     "policy": probes.policy_answers,
     "squid": probes.squid_answers,
     "scan": probes.scan_answers,
+    "gateway": probes.gateway_answers,
 }
-LATER = (Daemon("scan", identity.SCAN, (*PYTHON, "agent_egress.scanner")),)
-"""Started only where something is scanned."""
+LATER = (
+    Daemon("scan", identity.SCAN, (*PYTHON, "agent_egress.scanner")),
+    Daemon("gateway", identity.GATEWAY, (*PYTHON, "agent_egress.gateway")),
+)
+"""Started only where something is scanned, or git goes over ssh."""
 START_S = 15.0
 PROBE_S = 2.0
 FIRST_PROBE_S = 0.5

@@ -109,5 +109,8 @@ def narrower(before: Policy, after: Policy) -> bool:
     allows = {rule for rule in before.rules if rule.allows} - set(after.rules)
     stricter = {rule for rule in after.rules if rule.refuses or rule.inspects} - set(before.rules)
     bindings = set(before.credentials) != set(after.credentials)
+    repositories = bool(set(before.git) - set(after.git))
     opened = after.tls == "inspect" != before.tls
-    return bool(allows or stricter or bindings or opened or (before.allow_metadata and not after.allow_metadata))
+    return bool(
+        allows or stricter or bindings or repositories or opened or (before.allow_metadata and not after.allow_metadata)
+    )

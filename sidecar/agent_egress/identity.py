@@ -11,7 +11,8 @@ UNBOUND = 64103
 POLICY = 64104
 AUDIT = 64105
 SCAN = 64106
-DAEMON_UIDS = frozenset({SQUID, DNS, UNBOUND, POLICY, AUDIT, SCAN})
+GATEWAY = 64107
+DAEMON_UIDS = frozenset({SQUID, DNS, UNBOUND, POLICY, AUDIT, SCAN, GATEWAY})
 UID_NAMES = {
     SQUID: "egress-squid",
     DNS: "egress-dns",
@@ -19,6 +20,7 @@ UID_NAMES = {
     POLICY: "egress-policy",
     AUDIT: "egress-audit",
     SCAN: "egress-scan",
+    GATEWAY: "egress-git",
 }
 
 # No daemon binds a privileged port; nft redirects :53 to DNS_PORT for the agent and for squid.
@@ -34,6 +36,8 @@ DNS_PORT = 3053
 UNBOUND_PORT = 3054
 LOOPBACK4 = "127.0.0.1"
 LOOPBACK6 = "::1"
+GATEWAY_LOOPBACK4 = "127.0.0.2"
+"""Where squid takes requests of the git gateway, on PROXY_PORT; the agent reaches only 127.0.0.1 of loopback."""
 
 OWN_DOMAIN = "agent-container.invalid"
 """Names that we ask for ourselves, to see them refused: no rule is over one of them."""
@@ -66,6 +70,9 @@ POLICY_DIR = "/run/policy"
 POLICY_SOCKET = "/run/policy/policy.sock"
 SCAN_DIR = "/run/scan"
 SCAN_SOCKET = "/run/scan/scan.sock"
+GATEWAY_DIR = "/run/git"
+"""The gateway's alone: the project's ssh key lies here, in memory."""
+GATEWAY_CONTROL_SOCKET = "/run/git/control.sock"
 SQUID_DIR = "/run/squid"
 UNBOUND_DIR = "/run/unbound"
 CA_KEY_DIR = "/run/ca"
@@ -75,6 +82,9 @@ PUBLIC_ROOTS_FILE = "/etc/ssl/certs/ca-certificates.crt"
 # volumes
 RECEIPTS_DIR = "/var/lib/egress"
 RECEIPTS_FILE = "/var/lib/egress/receipts.jsonl"
+GIT_DIR = "/var/lib/egress-git"
+"""Holds nothing but the socket by which the agent's git asks the gateway."""
+GIT_SOCKET = "/var/lib/egress-git/gateway.sock"
 CA_DIR = "/var/lib/egress-ca"
 CA_FILE = "/var/lib/egress-ca/ca.pem"
 CA_BUNDLE_FILE = "/var/lib/egress-ca/bundle.pem"

@@ -234,10 +234,12 @@ def decide_lookup(policy: Policy, name: str, address: str | None = None) -> Deci
     allows, refuses = policy.matching(canonical)
     if refuses:
         return _refused_by(refuses[0])
-    if not allows:
+    git = next((row for row in policy.git if row.host == canonical), None)
+    if not allows and git is None:
         return _deny("no rule allows it")
     lifted = tuple(dict.fromkeys(network for rule in allows for network in rule.lifted))
-    base = Decision(True, "splice", allows[0].text, allows[0].origin, "", lifted)
+    text, origin = (allows[0].text, allows[0].origin) if allows else (git.text, git.origin) if git else ("", "")
+    base = Decision(True, "splice", text, origin, "", lifted)
     return base if address is None else _decide_resolved(policy, base, address)
 
 

@@ -165,6 +165,12 @@ async def scan_answers() -> str:
     return "" if answer.get("ok") is True else f"the body scanner answered {answer.get('error')}"
 
 
+async def gateway_answers() -> str:
+    """Whether the git gateway answers."""
+    answer = await ask(identity.GATEWAY_CONTROL_SOCKET, {"op": "ping"}, timeout_s=identity.ANSWER_DEADLINE_S)
+    return "" if answer.get("ok") is True else f"the git gateway answered {answer.get('error')}"
+
+
 async def audit_answers() -> str:
     """Whether the audit writer answers and can still write."""
     answer = await ask(identity.AUDIT_SOCKET, {"id": 0, "op": "counters"}, timeout_s=identity.ANSWER_DEADLINE_S)

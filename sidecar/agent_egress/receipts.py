@@ -25,6 +25,7 @@ KINDS = frozenset(
         "open",
         "policy",
         "decision",
+        "git",
         "lookup",
         "answer",
         "connection",

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from agent_egress.gateway_policy import GitDecision, Request, decide_git_host, decide_push, decide_repository
 from agent_egress.identity import CANARY_PORT, LOOPBACK4
 from agent_egress.names import literal_address
-from agent_egress.policy import Policy, decide_lookup, decide_name
+from agent_egress.pktline import Command
+from agent_egress.policy import Decision, Policy, decide_lookup, decide_name
 from agent_egress.receipts import MAX_FAULTS, Fault, Fields, cut_text
 
 _DECIDED = frozenset({"decision", "lookup"})
 MAX_KNOWN, MAX_LATER = 50_000, 10_000
-_Question = tuple[str, str, int, object, object]
-"""Policy, host, port (-1 for a lookup), action, rule."""
+_Question = tuple[str, str, int, object, object, tuple[str, ...]]
+"""Policy, host, port (-1 for a lookup), action, rule, and what the git gateway did: its way out (`git`), or service,
+account, repository, ref and whether that was deleted."""
 
 
 def _seq(receipt: Fields) -> int:
@@ -56,7 +59,7 @@ class Replay:
     def add(self, receipt: Fields) -> None:
         """One more receipt, of any kind."""
         kind = receipt.get("kind")
-        if kind not in _DECIDED:
+        if kind not in _DECIDED and not (kind == "git" and receipt.get("action") == "allow"):
             return
         action, short = receipt.get("action"), str(receipt.get("policy", ""))
         if short in self._missing:
@@ -66,14 +69,16 @@ class Replay:
             return
         if action != "allow" and receipt.get("why", "name") != "name":
             return
+        question: _Question
         if kind == "lookup":
-            question = (short, str(receipt.get("name", "")), -1, action, receipt.get("rule", ""))
+            question = (short, str(receipt.get("name", "")), -1, action, receipt.get("rule", ""), ())
         else:
-            question = (short, str(receipt.get("host", "")), _port(receipt), action, receipt.get("rule", ""))
+            host, rule = str(receipt.get("host", "")), receipt.get("rule", "")
+            question = (short, host, _port(receipt), action, rule, _by_gateway(receipt))
         try:
             problem = self._known.get(question)
         except TypeError:  # a list where a text belongs
-            problem, question = None, (*question[:3], str(action), str(question[4]))
+            problem, question = None, (*question[:3], str(action), str(question[4]), question[5])
         if problem is None:
             problem = self._decide(question, receipt)
         if problem:
@@ -117,10 +122,31 @@ def replay(receipts: Iterable[Fields], *, policies: Mapping[str, Policy]) -> tup
     return state.faults()
 
 
+def _by_gateway(receipt: Fields) -> tuple[str, ...]:
+    if receipt.get("kind") != "git":
+        return ("git",) if receipt.get("via") == "git" else ()
+    gone = "" if str(receipt.get("new", "1")).strip("0") else "deleted"
+    return (*(str(receipt.get(key, "")) for key in ("service", "user", "repo", "ref")), gone)
+
+
+def _git_again(policy: Policy, host: str, port: int, git: tuple[str, ...]) -> GitDecision:
+    if len(git) == 1:
+        return decide_git_host(policy, host, port)
+    service, user, path, ref, gone = git
+    decision = decide_repository(policy, Request(host, port, user, service, path, ""))
+    if not decision.allowed or decision.repository is None or not ref:
+        return decision
+    reason = decide_push(decision.repository, Command("1", "0" if gone else "1", ref))
+    return GitDecision(not reason, reason, decision.repository)
+
+
 def _replay_one(question: _Question, policy: Policy) -> str:
-    _, host, port, action, rule = question
+    _, host, port, action, rule, git = question
     allowed = action == "allow"
-    again = decide_lookup(policy, host) if port < 0 else decide_name(policy, host, port)
+    if git:
+        again: Decision | GitDecision = _git_again(policy, host, port, git)
+    else:
+        again = decide_lookup(policy, host) if port < 0 else decide_name(policy, host, port)
     if again.allowed != allowed or cut_text(again.rule) != rule:
         verdict = "allows" if again.allowed else "denies"
         return f"{action} of {host[:80]!r} by {rule!r}: its policy {verdict} it by {again.rule!r}"

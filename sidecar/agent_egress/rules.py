@@ -17,6 +17,7 @@ from agent_egress.floors import METADATA, NEVER, Address, Network, behind_nat64,
 from agent_egress.identity import OWN_DOMAIN
 from agent_egress.names import NameRefused, canonical_header, canonical_name, canonical_pattern
 from agent_egress.paths import template_is_valid
+from agent_egress.repositories import Repository, parse_repository
 from agent_egress.rows import Row
 
 DEFAULT_PORTS = (443, 80)
@@ -37,7 +38,7 @@ _NO_HEADERS_TEXT = """
     connection content-length expect host keep-alive proxy-authorization te trailer transfer-encoding upgrade
 """
 _NO_HEADERS = frozenset(_NO_HEADERS_TEXT.split())
-_TOP_KEYS = "version rules allow_metadata host_addresses credentials tls tripwire"
+_TOP_KEYS = "version rules allow_metadata host_addresses credentials tls tripwire git"
 
 
 class PolicyError(ValueError):
@@ -133,6 +134,8 @@ class Policy:
     """What happens to TLS where no rule says it: `splice` or `inspect`."""
     tripwire: str = "deny"
     """What follows when a decoy is seen where it does not belong: `deny`, or `kill`."""
+    git: tuple[Repository, ...] = ()
+    """Repositories that the git gateway may fetch from and push to; they open their hosts to it alone."""
     broken: str = ""
     """Not part of the encoding: why nothing could be read, in a policy that denies everything for it."""
     memo: dict[tuple[str, int], object] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -183,8 +186,12 @@ class Policy:
             # Only where they say something: policies from before these keys keep their digests.
             **({"tls": self.tls} if self.tls != "splice" else {}),
             **({"tripwire": self.tripwire} if self.tripwire != "deny" else {}),
+            **({"git": self._git_rows()} if self.git else {}),
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+    def _git_rows(self) -> list[dict[str, object]]:
+        return sorted((row.row() for row in set(self.git)), key=lambda row: json.dumps(row, sort_keys=True))
 
     @cached_property
     def digest(self) -> str:
@@ -290,9 +297,10 @@ def _parse(data: bytes) -> Policy:
     own = top.texts("host_addresses", _address_problem)
     tls = top.one_of("tls", TLS, "splice")
     tripwire = top.one_of("tripwire", ("deny", "kill"), "deny")
+    git = tuple(parse_repository(row, f"git[{i}]", problems) for i, row in enumerate(top.rows("git", 200)))
     if problems:
         raise PolicyError(problems[:MAX_ERRORS])
-    return Policy(rules, allow_metadata, own, credentials, tls, tripwire)
+    return Policy(rules, allow_metadata, own, credentials, tls, tripwire, git)
 
 
 def _parse_rule(value: object, where: str, problems: list[str], allow_metadata: bool) -> Rule:

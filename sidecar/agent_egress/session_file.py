@@ -18,6 +18,8 @@ class Settings:
     deadline_s: float
     credential_headers: tuple[str, ...]
     model: ModelLimits
+    git: bool
+    """Whether there is a git gateway."""
 
     @classmethod
     def read(cls, path: Path) -> Settings:
@@ -29,6 +31,7 @@ class Settings:
                 deadline_s=float(document["deadline_s"]),
                 credential_headers=tuple(map(str, document["credential_headers"])),
                 model=ModelLimits.parse(document.get("model")),
+                git=document.get("git") is True,
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PartError("control", f"{path} cannot be used: {error!r}") from error

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from agent_egress.identity import LOOPBACK4, LOOPBACK6
+from agent_egress.identity import GATEWAY_LOOPBACK4, LOOPBACK4, LOOPBACK6
 from agent_egress.names import NameRefused, canonical_host
 from agent_egress.policy import TLS_PORTS
 
@@ -75,13 +75,18 @@ class Question:
     @property
     def intercepted(self) -> bool:
         """Whether the client dialled the address itself (nft redirected it), and did not ask the proxy."""
-        return self.local_address not in {LOOPBACK4, LOOPBACK6, "[::1]", ""}
+        return self.local_address not in {LOOPBACK4, LOOPBACK6, GATEWAY_LOOPBACK4, "[::1]", ""}
+
+    @property
+    def from_gateway(self) -> bool:
+        """Whether the git gateway asks: the kernel lets nobody else connect to that address."""
+        return self.local_address == GATEWAY_LOOPBACK4
 
     @property
     def closes(self) -> bool:
         """Whether a refusal ends the connection: TLS clients read a 403 inside TLS, ssh would wait for ever. Inside a
         tunnel there is nothing left that would end it, and the client reads what it is told."""
-        return self.method == "CONNECT" and self.port not in TLS_PORTS and self.tunnel is None
+        return self.method == "CONNECT" and self.port not in TLS_PORTS and self.tunnel is None and not self.from_gateway
 
 
 def _field(raw: str) -> str:

@@ -64,6 +64,10 @@ OPERATIONS: dict[str, Operation] = {
     "credential.put": lambda boundary, request: boundary.put_credentials(
         request.get("credentials"), stored=request.get("stored"), rotate=request.get("rotate") is True
     ),
+    "ssh.put": lambda boundary, request: boundary.put_ssh(
+        {name: request.get(name) for name in ("keys", "current", "known_hosts")}
+    ),
+    "ssh.test": lambda boundary, request: boundary.test_ssh(request.get("key"), request.get("repository")),
     "cut": lambda boundary, _: boundary.cut(),
     "restore": lambda boundary, _: boundary.restore(),
     "deadline": lambda boundary, request: boundary.set_deadline(request.get("seconds")),

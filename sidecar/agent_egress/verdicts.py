@@ -9,6 +9,7 @@ import hmac
 from dataclasses import dataclass, replace
 
 from agent_egress import kills
+from agent_egress.gateway_policy import decide_git_host
 from agent_egress.identity import CANARY_HOST, CANARY_PORT
 from agent_egress.names import NameRefused, canonical_host, literal_address
 from agent_egress.paths import split_query
@@ -16,6 +17,7 @@ from agent_egress.policy import (
     Decision,
     Policy,
     decide_address,
+    decide_lookup,
     decide_name,
     decide_request,
     refusal_words,
@@ -45,6 +47,8 @@ class Verdict:
 def judge(policy: Policy, question: Question, *, vault: Vault, resolved: Resolved, canary: str = "") -> Verdict:
     """Never raises: what trips it is refused, with a receipt."""
     try:
+        if question.from_gateway:
+            return _judge_gateway(policy, question)
         if question.host.rstrip(".").lower() == CANARY_HOST:
             return _judge_canary(policy, question, canary)
         killed = _killed_by(policy, question)
@@ -57,6 +61,21 @@ def judge(policy: Policy, question: Question, *, vault: Vault, resolved: Resolve
         return _judge_connect(policy, question, vault)
     except Exception as error:
         return _refuse(policy, question, _no(f"could not be judged ({type(error).__name__})"), why="line")
+
+
+def _judge_gateway(policy: Policy, question: Question) -> Verdict:
+    """The git gateway's way out: a tunnel to a host and port of the policy's repositories, and nothing else."""
+    if question.method != "CONNECT" or question.tunnel is not None:
+        return _refuse(policy, question, _no("the git gateway only opens tunnels"), why="git")
+    host = canonical_host(question.host)
+    found = decide_git_host(policy, host, question.port)
+    origin = found.repository.origin if found.repository is not None else ""
+    lifted = decide_lookup(policy, host).floor_lifted if found.allowed else ()
+    action = "raw" if found.allowed else "deny"
+    decision = Decision(found.allowed, action, found.rule, origin, found.reason, lifted)
+    if not found.allowed:
+        return _refuse(policy, question, decision, why="git")
+    return _allow(policy, question, decision, host=host, via="git")
 
 
 def _no(reason: str, base: Decision | None = None) -> Decision:

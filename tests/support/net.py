@@ -233,10 +233,9 @@ class Sidecar:
             for name, text in files.items():
                 Path(directory, name).write_text(text)
             Path(directory).chmod(0o755)
-            sidecar = cls(
-                f"acs-egress-{token}", {k: f"acs-{k}-{token}" for k in ("receipts", "ca")}, Path(directory), config
-            )
-            container = change(sidecar_container(image=sidecar_image()))
+            keys = ("receipts", "ca", *(("git",) if config.git else ()))
+            sidecar = cls(f"acs-egress-{token}", {k: f"acs-{k}-{token}" for k in keys}, Path(directory), config)
+            container = change(sidecar_container(image=sidecar_image(), git=config.git))
             try:
                 for volume in sidecar.volumes.values():
                     docker("volume", "create", "--label", LABEL, volume)

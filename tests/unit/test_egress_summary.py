@@ -56,6 +56,17 @@ def test_the_verdict_is_the_chains(lines: list[bytes], verified: str) -> None:
     assert summarise(lines, report=verify_chain(lines, key=KEY)).verified == verified
 
 
+def test_what_the_git_gateway_refused_stands_among_the_refusals_by_its_reason() -> None:
+    git = {"kind": "git", "action": "deny", "host": "git.test", "port": 22, "rule": "git git.test a.git"}
+    rows = [row(**git, why="ref", reason="refs/heads/main may not be pushed"), row(**git, reason="only fetched")]
+    found = summarise([*rows, row(kind="git", action="exit", host="git.test", port=22)])
+    assert {(refusal.layer, refusal.host, refusal.rule) for refusal in found.refusals} == {
+        ("git", "git.test", "refs/heads/main may not be pushed"),
+        ("git", "git.test", "only fetched"),
+    }
+    assert found.denied == 0  # decisions are squid's
+
+
 def test_without_a_verification_nothing_is_vouched_for() -> None:
     egress = summarise(chain_of())
     assert (egress.verified, egress.chain_head, egress.sealed) == ("not-checked", None, False)

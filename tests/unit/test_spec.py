@@ -127,7 +127,7 @@ SAME = {
         "egress: {allow: [xn--bcher-kva.example]}",
     ),
     "keys of later versions that are switched off": (
-        "egress: {inspect: [], kill: , allow: }\ngit: []\nssh_key: false\nservices: {}\nlimits: {turns: }",
+        "egress: {inspect: [], kill: , allow: }\nssh_key: false\nservices: {}\nlimits: {turns: }",
         "",
     ),
     "a wildcard over what one operator hands out": (
@@ -352,8 +352,17 @@ REFUSED = {
     "a suffix in another script": ("egress: {allow: ['*.公司.cn']}", 1, "egress.allow[0]", "below xn--55qx5d.cn"),
     "an own agent's suffix": ("agent: {command: [x], hosts: ['*.co.jp']}", 1, "agent.hosts[0]", "below co.jp"),
     # what this version does not do
-    "git rules": ("git: [{repo: x}]", 1, "git", "not supported by this version"),
-    "an ssh key": ("ssh_key: true", 1, "ssh_key", "not supported by this version"),
+    "no repository": ("ssh_key: true\ngit: [{repo: x}]", 2, "git[0].repo", "expected a repository over ssh"),
+    "a repository over https": ("ssh_key: true\ngit: [https://git.test/a/b]", 2, "git[0]", "over ssh, such as"),
+    "a ref's short name": (
+        "ssh_key: true\ngit: [{repo: git@git.test:a/b, push: [main]}]",
+        2,
+        "git[0].push[0]",
+        "full ref",
+    ),
+    "a path with a way up": ("ssh_key: true\ngit:\n  - git@git.test:a/../b", 3, "git[0]", "`..` in it"),
+    "repositories without a key": ("git: [git@git.test:a/b]", 1, "", "ssh_key: true"),
+    "a repository twice": ("ssh_key: true\ngit: [git@git.test:a/b, git@git.test:a/b]", 1, "", "given twice"),
     "services": ("services: {db: {image: x}}", 1, "services", "not supported by this version"),
 }
 
