@@ -1,4 +1,4 @@
-"""The parsers of what becomes of records: `runs rm`, `prune`, `hold`, `export`, `import`, and of `runs stats`."""
+"""The parsers of what becomes of records: `runs rm`, `prune`, `hold`, `export`, `import`, `stats`, `report`."""
 
 from __future__ import annotations
 
@@ -141,6 +141,20 @@ def runs_import(
             CALL.ui.info("to have them vouched for, give the exporter's key: --key FILE")
 
     CALL.ui.result({"runs": imported}, command="runs import", show=show)
+
+
+@runs_app.command("report")
+def runs_report(
+    runs: SomeRuns = None,
+    html: Annotated[Path, typer.Option("--html", metavar="FILE", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """One page about a run, or about several side by side, to be read offline; it loads nothing and runs nothing."""
+    from agent_container.commands.run_report import collect_reports, write_page
+    from agent_container.ui.report import render_report
+
+    page = render_report(collect_reports(CALL.context, runs or [None]), made=CALL.context.now())
+    path = write_page(html, page)
+    CALL.ui.result({"path": path}, command="runs report", show=lambda: CALL.ui.text(str(path)))
 
 
 @runs_app.command("stats")

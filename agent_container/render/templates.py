@@ -1,7 +1,9 @@
-"""The only door to jinja2: foreign text (squid, unbound, nftables) from templates and values that cannot break out.
+"""The only door to jinja2: foreign text (squid, unbound, nftables, HTML) from templates and values that cannot break
+out.
 
-A template sees nothing but the values of one call, every one of them a word of a fixed alphabet or a tuple of such
-words; an undefined name is an error. What the values mean is the caller's affair.
+A template sees nothing but the values of one call; an undefined name is an error. For what has no quoting that holds,
+each value is a word of a fixed alphabet or a tuple of such words; in HTML every value is escaped. What the values mean
+is the caller's affair.
 """
 
 from __future__ import annotations
@@ -39,19 +41,29 @@ def render_template(name: str, values: Mapping[str, Value]) -> str:
     return _environment().get_template(name).render(**values)
 
 
+def render_page(name: str, values: Mapping[str, object]) -> str:
+    """The HTML of `templates/<name>`, every value escaped, in elements and in quoted attributes alike."""
+    return _environment(html=True).get_template(name).render(**values)
+
+
+def read_asset(name: str) -> str:
+    """A file of `templates/` as it is."""
+    return (data_dir() / "templates" / name).read_text(encoding="utf-8")
+
+
 def _check(key: str, word: str | int | bool) -> None:
     text = str(word)
     if not _WORD.fullmatch(text) or re.search(r"[{}]", _BRACES.sub("", text)):
         raise UnsafeValue(f"{key}: {text[:80]!r} cannot stand in a rendered file")
 
 
-def _environment() -> Environment:
+def _environment(*, html: bool = False) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(
         loader=FileSystemLoader(data_dir() / "templates"),
         undefined=StrictUndefined,
-        autoescape=False,  # noqa: S701 - not HTML; the alphabet above is what keeps values inside their statement
+        autoescape=html,  # noqa: S701 - elsewhere the alphabet above is what keeps values inside their statement
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

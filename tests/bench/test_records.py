@@ -19,7 +19,7 @@ from agent_container.commands.context import Context
 from agent_container.commands.run_filters import Wanted
 from agent_container.commands.run_index import read_facts
 from agent_container.commands.run_list import list_runs
-from agent_container.records import Egress, HostCount, RunRecord
+from agent_container.records import Egress, HostCount, Outcome, RunRecord
 from agent_container.run_facts import RunQuery
 from agent_container.store import Store
 from tests.bench.conftest import HANG_S, measure, timed
@@ -43,7 +43,7 @@ def record(number: int, template: RunRecord) -> bytes:
     update = {
         "run": run_id(number), "session": run_id(number), "started": DAY + timedelta(minutes=5 * number),
         "labels": {"ticket": f"A-{number % 5000}"}, "egress": Egress(top_hosts=hosts),
-        "outcome": chance.choice(OUTCOMES),
+        "outcome": Outcome(chance.choice(OUTCOMES)),
         "versions": template.host.versions.model_copy(update={"agent": chance.choice(AGENTS)}),
     }  # fmt: skip
     assert template.agent is not None
