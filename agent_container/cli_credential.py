@@ -35,7 +35,7 @@ AsReference = Annotated[
 @credential_app.command("set")
 def credential_set(
     name: Annotated[str, typer.Argument(help="Its name; one that is a kind's name has that kind.")],
-    kind: Annotated[str | None, typer.Option("--kind", help="anthropic, openai, github, generic, ...")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", help="anthropic, openai, github, npm, generic, ...")] = None,
     host: Annotated[list[str] | None, typer.Option("--host", help="A host that may get it.")] = None,
     port: Annotated[int | None, typer.Option("--port")] = None,
     method: Annotated[list[str] | None, typer.Option("--method", help="An HTTP method.")] = None,
@@ -43,6 +43,9 @@ def credential_set(
     header: Annotated[str | None, typer.Option("--header", help="The header that carries it.")] = None,
     form: Annotated[list[str] | None, typer.Option("--format", help="How: 'Bearer {}'.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", help="The variable of the placeholder.")] = None,
+    repo: Annotated[
+        list[str] | None, typer.Option("--repo", metavar="OWNER/NAME", help="A forge's: only this repository.")
+    ] = None,
     stdin: Stdin = False,
     from_env: FromEnv = None,
     from_file: FromFile = None,
@@ -62,6 +65,7 @@ def credential_set(
         header=header,
         formats=tuple(form or ()),
         env=tuple(env or ()),
+        repositories=tuple(repo or ()),
     )
     _choose_lock()
     place = _place(from_env=from_env, from_file=from_file, from_keyring=from_keyring, from_command=from_command)

@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import string
+import zlib
 from dataclasses import dataclass
 
 BEARER = "Bearer {}"
+BASIC = "Basic b64(*:{})"
 _GITHUB_REPO = "/repos/*/*"
+
+
+@dataclass(frozen=True)
+class KindPlace:
+    """Another place where the same secret works: git over https beside a forge's API."""
+
+    hosts: tuple[str, ...]
+    methods: tuple[str, ...]
+    paths: tuple[str, ...]
+    header: str
+    formats: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,11 @@ class CredentialKind:
     """Whether it is the key of a model service: what the limits of model use count."""
     notice: tuple[str, ...] = ()
     """What its user should know, in words: the vendor's terms."""
+    more: tuple[KindPlace, ...] = ()
+    checksum: bool = False
+    """Whether real ones end in a checksum that programs look at."""
+    repositories: bool = False
+    """Whether it can be bound to repositories by name."""
 
 
 _TABLE = (
@@ -138,6 +156,43 @@ _TABLE = (
         env=("GH_TOKEN", "GITHUB_TOKEN"),
         prefix="ghp_",
         length=40,
+        # Smart HTTP alone: the dumb protocol is not served, and LFS answers with further credentials.
+        more=(
+            KindPlace(
+                hosts=("github.com",),
+                methods=("GET", "POST"),
+                paths=("/*/*/info/refs", "/*/*/git-upload-pack", "/*/*/git-receive-pack"),
+                header="Authorization",
+                formats=(BASIC,),
+            ),
+        ),
+        checksum=True,
+        repositories=True,
+        notice=("who holds a token that may push can change what your CI runs; bind it: --repo OWNER/NAME",),
+    ),
+    # Reading packages, and no more: /-/npm/v1/tokens and /-/user/* mint. Which host it is, the user says.
+    CredentialKind(
+        name="npm",
+        hosts=(),
+        methods=("GET", "HEAD"),
+        paths=("/*", "/*/*", "/*/-/*", "/*/*/-/*"),
+        header="Authorization",
+        formats=(BEARER,),
+        env=("NPM_TOKEN",),
+        prefix="npm_",
+        length=40,
+        checksum=True,
+    ),
+    CredentialKind(
+        name="pypi",
+        hosts=(),
+        methods=("GET", "HEAD"),
+        paths=("/simple/**", "/packages/**"),
+        header="Authorization",
+        formats=(BASIC,),
+        env=("PYPI_TOKEN",),
+        prefix="pypi-",
+        length=179,
     ),
     CredentialKind(
         name="generic",
@@ -150,10 +205,23 @@ _TABLE = (
         prefix="placeholder-",
         length=52,
     ),
+    CredentialKind(
+        name="generic-basic",
+        hosts=(),
+        methods=("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"),
+        paths=(),
+        header="Authorization",
+        formats=(BASIC,),
+        env=(),
+        prefix="placeholder-",
+        length=52,
+    ),
 )
 KINDS = {kind.name: kind for kind in _TABLE}
 
 _ALPHABET = string.ascii_letters + string.digits
+_BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
+CHECKSUM_DIGITS = 6
 
 
 def make_decoy(kind: str, entropy: bytes) -> str:
@@ -166,4 +234,32 @@ def make_decoy(kind: str, entropy: bytes) -> str:
     for _ in range(row.length - len(row.prefix)):
         number, digit = divmod(number, len(_ALPHABET))
         body.append(_ALPHABET[digit])
+    if row.checksum:
+        body[-CHECKSUM_DIGITS:] = checksum("".join(body[:-CHECKSUM_DIGITS]))
     return row.prefix + "".join(body)
+
+
+def checksum(body: str) -> str:
+    """The last digits of GitHub's and npm's tokens: the CRC-32 of what stands between prefix and them, in base 62
+    (https://github.blog/2021-04-05-behind-githubs-new-authentication-token-formats/)."""
+    number = zlib.crc32(body.encode("ascii"))
+    digits = []
+    for _ in range(CHECKSUM_DIGITS):
+        number, digit = divmod(number, len(_BASE62))
+        digits.append(_BASE62[digit])
+    return "".join(reversed(digits))
+
+
+def in_repositories(paths: tuple[str, ...], repositories: tuple[str, ...]) -> tuple[str, ...]:
+    """The templates of a forge, for these repositories (`OWNER/NAME`) alone. What looks across repositories goes."""
+    found = []
+    for path in paths:
+        if path.startswith("/search/"):
+            continue
+        if path.startswith(_GITHUB_REPO):
+            found += [f"/repos/{repo}{path.removeprefix(_GITHUB_REPO)}" for repo in repositories]
+        elif path.startswith("/*/*/"):
+            found += [f"/{repo}{end}/{path.removeprefix('/*/*/')}" for repo in repositories for end in ("", ".git")]
+        else:
+            found.append(path)
+    return tuple(found)

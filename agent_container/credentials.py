@@ -6,15 +6,17 @@ the secret and goes to the store's seal and nowhere else. Errors never hold a se
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
 import json
+import re
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from agent_container.credential_kinds import KINDS
+from agent_container.credential_kinds import KINDS, in_repositories
 from agent_container.credential_reference import Reference, read_reference
 from agent_container.environment import check_env_name
 from agent_container.errors import SpecError, StoreError, UsageError
@@ -26,6 +28,9 @@ from agent_egress.rules import Policy
 
 MAX_SECRET_BYTES = 8192
 """What the sidecar takes."""
+
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}", re.ASCII)
 
 
 class SecretBytes:
@@ -53,7 +58,7 @@ class SecretBytes:
         raise TypeError("a secret is not pickled")
 
 
-class Binding(BaseModel):
+class Place(BaseModel):
     """Where a credential may be used: exactly these hosts and port, methods, path templates, header and formats."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -66,15 +71,32 @@ class Binding(BaseModel):
     header: str
     formats: tuple[str, ...]
     """`{}` stands for the secret: `Bearer {}`, `token {}`, `Basic b64(USER:{})`."""
+
+    @property
+    def git(self) -> bool:
+        """Whether git speaks its smart protocol there."""
+        return any(path.endswith("/git-upload-pack") for path in self.paths)
+
+
+class Binding(Place):
+    """All places of a credential: this one and `more`."""
+
     env: tuple[Annotated[str, AfterValidator(check_env_name)], ...] = ()
     """Variables that hold the placeholder in the sandbox."""
+    more: tuple[Place, ...] = ()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Each place by itself."""
+        return (self, *self.more)
 
     def rows(self, name: str) -> tuple[PolicyBinding, ...]:
-        """The binding as rows of the sidecar's policy, one for each host and format."""
+        """The binding as rows of the sidecar's policy, one for each place, host and format."""
         return tuple(
-            PolicyBinding(name, host, self.port, self.methods, self.paths, self.header, form)
-            for host in self.hosts
-            for form in self.formats
+            PolicyBinding(name, host, place.port, place.methods, place.paths, place.header, form)
+            for place in self.places
+            for host in place.hosts
+            for form in place.formats
         )
 
 
@@ -155,12 +177,13 @@ def bind(
     header: str | None = None,
     formats: tuple[str, ...] | None = None,
     env: tuple[str, ...] | None = None,
+    repositories: tuple[str, ...] = (),
 ) -> Binding:
     """The binding of a new credential: the kind's, with what the user says instead. Raises: UsageError."""
     row = KINDS.get(kind)
     if row is None:
         raise UsageError(f"no kind of credential is called {kind!r}", details=[f"known: {', '.join(KINDS)}"])
-    binding = {
+    binding: dict[str, Any] = {
         "hosts": _or(hosts, row.hosts),
         "port": row.port if port is None else port,
         "methods": _or(methods, row.methods),
@@ -169,7 +192,22 @@ def bind(
         "formats": _or(formats, row.formats),
         "env": _or(env, row.env),
     }
+    # What the user says of hosts and paths is all there is: the kind's other places are of its own hosts.
+    more = () if hosts is not None or paths is not None else row.more
+    binding["more"] = [dataclasses.asdict(place) for place in more]
+    if repositories:
+        if not row.repositories:
+            raise UsageError(f"a credential of kind {kind} is not bound to repositories", hint="--path does it")
+        for place in (binding, *binding["more"]):
+            place["paths"] = in_repositories(place["paths"], _checked_repositories(repositories))
     return _checked(kind, binding)
+
+
+def _checked_repositories(names: tuple[str, ...]) -> tuple[str, ...]:
+    bad = [name for name in names if not _REPOSITORY.fullmatch(name)]
+    if bad:
+        raise UsageError(f"{bad[0]!r} names no repository", hint="--repo OWNER/NAME")
+    return tuple(dict.fromkeys(name.removesuffix(".git") for name in names))
 
 
 def _or(given: tuple[str, ...] | None, otherwise: tuple[str, ...]) -> tuple[str, ...]:
@@ -187,7 +225,8 @@ def _checked(kind: str, values: dict[str, object]) -> Binding:
         )
     try:
         binding = Binding.model_validate(values)
-        policy = Policy.parse(Policy(credentials=binding.rows("new")).encode())
+        Policy.parse(Policy(credentials=binding.rows("new")).encode())
+        policy = Policy.parse(Policy(credentials=binding.model_copy(update={"more": ()}).rows("new")).encode())
     except PolicyError as error:
         raise UsageError("the credential cannot be bound so", details=sorted(set(error.problems))) from None
     except ValidationError as error:
@@ -210,10 +249,11 @@ def new_credential(
 
 def narrow(binding: Binding, use: CredentialUse) -> Binding:
     """The part of `binding` that a spec's entry leaves. Raises: SpecError naming everything that would widen it."""
+    places = binding.places
     beyond = [
-        *(f"host {host}" for host in use.hosts or () if host not in binding.hosts),
-        *(f"method {method}" for method in use.methods or () if method not in binding.methods),
-        *(f"path {path}" for path in use.paths or () if not any(covers(outer, path) for outer in binding.paths)),
+        *(f"host {host}" for host in use.hosts or () if not any(host in place.hosts for place in places)),
+        *(f"method {method}" for method in use.methods or () if not any(method in place.methods for place in places)),
+        *(f"path {path}" for path in use.paths or () if not any(_in(place, path) for place in places)),
     ]
     if beyond:
         raise SpecError(
@@ -221,13 +261,30 @@ def narrow(binding: Binding, use: CredentialUse) -> Binding:
             details=[f"not in its binding: {what}" for what in beyond],
             hint=f"agent-container credential show {use.name}",
         )
-    return binding.model_copy(
-        update={
-            "hosts": _or(use.hosts, binding.hosts),
-            "methods": _or(use.methods, binding.methods),
-            "paths": _or(use.paths, binding.paths),
-            "env": (use.env,) if use.env else binding.env,
-        }
+    left = [_part(place, use) for place in places]
+    kept = [part for part in left if part.hosts and part.methods and part.paths]
+    if not kept:
+        raise SpecError(
+            f"credential {use.name}: what the spec leaves of it is nothing",
+            hint=f"agent-container credential show {use.name}",
+        )
+    env = (use.env,) if use.env else binding.env
+    return Binding(**kept[0].model_dump(include=set(Place.model_fields)), env=env, more=tuple(kept[1:]))
+
+
+def _in(place: Place, path: str) -> bool:
+    return any(covers(outer, path) for outer in place.paths)
+
+
+def _part(place: Place, use: CredentialUse) -> Place:
+    """What a spec's entry leaves of one place."""
+    return Place(
+        hosts=place.hosts if use.hosts is None else tuple(host for host in use.hosts if host in place.hosts),
+        port=place.port,
+        methods=place.methods if use.methods is None else tuple(one for one in use.methods if one in place.methods),
+        paths=place.paths if use.paths is None else tuple(path for path in use.paths if _in(place, path)),
+        header=place.header,
+        formats=place.formats,
     )
 
 

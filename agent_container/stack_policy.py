@@ -6,7 +6,7 @@ is in force is `live_rules`'.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_container.credential_kinds import KINDS
@@ -100,9 +100,10 @@ def effective_policy(
         *_allow(spec, own, "agent.hosts"),
         *(Rule("allow", host, origin=f"agent {spec.agent_name}") for host in profile_hosts),
         *(
-            Rule("allow", host, ports=(granted.binding.port,), origin=f"credential {granted.name}")
+            Rule("allow", host, ports=(place.port,), origin=f"credential {granted.name}")
             for granted in credentials
-            for host in granted.binding.hosts
+            for place in granted.binding.places
+            for host in place.hosts
         ),
     )
     policy = Policy(
@@ -150,6 +151,36 @@ def _refuse(spec: ProjectSpec, action: str, patterns: Sequence[str]) -> Iterable
 def _origin(spec: ProjectSpec, path: str) -> str:
     line = spec.line_of(path)
     return f"spec {path}" if line is None else f"spec {path} line {line}"
+
+
+def sandbox_variables(granted: Sequence[GrantedCredential], decoys: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """(variable, value) that a sandbox has of its credentials, by their placeholders: those themselves, and for git
+    over https a helper that says them when a server asks. Nobody is asked a name and password inside."""
+    found = [(variable, decoys[one.name]) for one in granted for variable in one.binding.env]
+    helpers = [
+        (
+            f"credential.https://{host}{'' if place.port == 443 else f':{place.port}'}.helper",
+            _git_helper(one.binding.env[0]),
+        )
+        for one in granted
+        for place in one.binding.places
+        if place.git and one.binding.env
+        for host in place.hosts
+    ]
+    for index, (key, value) in enumerate(helpers):
+        found += [(f"GIT_CONFIG_KEY_{index}", key), (f"GIT_CONFIG_VALUE_{index}", value)]
+    if helpers:
+        found.append(("GIT_CONFIG_COUNT", str(len(helpers))))
+    return tuple(found)
+
+
+def _authority(host: str, port: int) -> str:
+    return host if port == 443 else f"{host}:{port}"
+
+
+def _git_helper(variable: str) -> str:
+    """gitcredentials(7): a shell snippet; `get` alone answers."""
+    return f'!f() {{ test "$1" = get && printf \'username=x-access-token\\npassword=%s\\n\' "${variable}"; }}; f'
 
 
 def contradictions(policy: Policy) -> tuple[str, ...]:

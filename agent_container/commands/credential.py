@@ -12,6 +12,7 @@ from agent_container.credential_reference import Reference
 from agent_container.credentials import (
     Binding,
     Credential,
+    Place,
     SecretBytes,
     bind,
     new_credential,
@@ -33,6 +34,7 @@ class BindingRequest:
     header: str | None = None
     formats: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
+    repositories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,20 @@ class CredentialDetail:
             ("name", row.name),
             ("kind", row.kind),
             ("secret", "sealed" if row.reference is None else f"fetched from {row.reference}"),
-            ("hosts", ", ".join(f"{host}:{binding.port}" for host in binding.hosts)),
-            ("methods", ", ".join(binding.methods)),
-            *(("path" if index == 0 else "", path) for index, path in enumerate(binding.paths)),
-            ("header", f"{binding.header}: {' | '.join(binding.formats)}"),
+            *(field for place in binding.places for field in _place_fields(place)),
             ("variables", ", ".join(binding.env) or "none"),
             ("set", "?" if row.set_at is None else _ago(row.set_at, now)),
             ("last used", used),
         )
+
+
+def _place_fields(place: Place) -> tuple[tuple[str, str], ...]:
+    return (
+        ("hosts", ", ".join(f"{host}:{place.port}" for host in place.hosts)),
+        ("methods", ", ".join(place.methods)),
+        *(("path" if index == 0 else "", path) for index, path in enumerate(place.paths)),
+        ("header", f"{place.header}: {' | '.join(place.formats)}"),
+    )
 
 
 def _ago(at: datetime | None, now: datetime) -> str:
@@ -111,6 +119,7 @@ def set_credential(ctx: Context, name: str, request: BindingRequest, *, secret: 
         header=request.header,
         formats=request.formats or None,
         env=request.env or None,
+        repositories=request.repositories,
     )
     value = checked_value(ctx, secret)
     credential = new_credential(name, kind, value=value, binding=binding, set_at=ctx.now())
@@ -168,7 +177,7 @@ def row_of(ctx: Context, credential: Credential) -> CredentialRow:
     return CredentialRow(
         name=credential.name,
         kind=credential.kind,
-        hosts=binding.hosts,
+        hosts=tuple(dict.fromkeys(host for place in binding.places for host in place.hosts)),
         header=binding.header,
         env=binding.env,
         reference=None if credential.reference is None else credential.reference.shown,

@@ -14,7 +14,7 @@ from typing import Literal, cast
 from agent_container.agents import PROFILES, AgentProfile, HomeFile, profile_of
 from agent_container.commands.context import Context
 from agent_container.credential_kinds import KINDS
-from agent_container.credentials import Credential, parse_credential
+from agent_container.credentials import Binding, Credential, narrow, parse_credential
 from agent_container.errors import ApprovalNeeded, CredentialMissing, SpecError, UsageError
 from agent_container.git_remote import ssh_remote
 from agent_container.image_plan import DEFAULT_BASE, choose_uid
@@ -228,12 +228,25 @@ def grant_sources(
         # Whoever writes the repository's configuration chooses it.
         also.append(f"git fetch {own.text}")
         also += [f"git push {own.text} {ref}" for ref in DEFAULT_PUSH]
+    for use in spec.credentials:
+        body = ctx.store.credentials.load(use.name)
+        if body is not None:
+            also += reach(use.name, narrow(parse_credential(body, name=use.name).binding, use))
     for path, before in ctx.store.touched.load(project.id).items():
         now = one_state(project.root / path)
         if now != before:
             what = "it changed while an agent worked, and tools on this host run or obey it"
             also.append(f"{path} as it is now, {now or 'absent'}: {what}")
     return digests, also
+
+
+def reach(name: str, binding: Binding) -> list[str]:
+    """Where a credential may be used, a line a place: bound wider than it was approved, it is asked for again."""
+    return [
+        f"credential {name} at {host}:{place.port}: {' '.join(sorted(place.methods))} {' '.join(sorted(place.paths))}"
+        for place in binding.places
+        for host in sorted(place.hosts)
+    ]
 
 
 def approve(ctx: Context, resolved: Resolved, *, accept: str | None) -> None:

@@ -42,7 +42,10 @@ def plan_stack(
     spec, project, settings = resolved.spec, resolved.project, ctx.settings
     git = spec.ssh_key
     compose_project = project.compose_name if kind == "up" else f"{project.compose_name}-{session}"
-    headers = (*DEFAULT_CREDENTIAL_HEADERS, *(granted.binding.header for granted in resolved.granted))
+    headers = (
+        *DEFAULT_CREDENTIAL_HEADERS,
+        *(place.header for granted in resolved.granted for place in granted.binding.places),
+    )
     config = SidecarConfig(
         session=session,
         project=project.id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ from agent_container.sandbox.recording import Closing
 from agent_container.sandbox.turn import TurnEnd
 from agent_container.session import MountUse, SessionLimits, SessionState, WorkspaceUse
 from agent_container.stack import Stack
+from agent_container.stack_policy import sandbox_variables
 from agent_container.store import Phase, default_roots
 from agent_container.workspace.mounts import HostPaths
 from agent_container.workspace.plan import WorkspacePlan, plan_workspace
@@ -83,7 +84,8 @@ def plan_for(ctx: Context, start: Start, *, decoys: tuple[tuple[str, str], ...] 
     resolved = start.resolved
     workspace = plan_session_workspace(ctx, resolved, start.session)
     if decoys is None:
-        decoys = tuple((name, "") for granted in resolved.granted for name in granted.binding.env)
+        nothing = {granted.name: "" for granted in resolved.granted}
+        decoys = tuple((name, "") for name, _ in _variables(resolved, nothing))
     stack = plan_stack(
         ctx,
         resolved,
@@ -145,7 +147,6 @@ def _chain_key(ctx: Context, session: str) -> bytes:
 
 def make_decoys(ctx: Context, resolved: Resolved) -> Decoys:
     """A placeholder for each credential that the project may use, of the form that the real one has."""
-    environment: list[tuple[str, str]] = []
     sealed: list[SealedCredential] = []
     for granted in resolved.granted:
         body = ctx.store.credentials.load(granted.name)
@@ -154,10 +155,16 @@ def make_decoys(ctx: Context, resolved: Resolved) -> Decoys:
                 f"credential {granted.name} is gone", hint=f"agent-container credential set {granted.name}"
             )
         decoy = make_decoy(granted.kind, ctx.entropy(32))
-        environment += [(name, decoy) for name in granted.binding.env]
         secret = secret_of(ctx, parse_credential(body, name=granted.name)).reveal()
         sealed.append(SealedCredential(name=granted.name, decoy=decoy, secret=secret))
-    return Decoys(environment=tuple(environment), credentials=tuple(sealed))
+    return Decoys(environment=_variables(resolved, {one.name: one.decoy for one in sealed}), credentials=tuple(sealed))
+
+
+def _variables(resolved: Resolved, decoys: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What the sandbox's environment has of its credentials; git's settings only where the spec has none of its own."""
+    own = "GIT_CONFIG_COUNT" in resolved.spec.env
+    found = sandbox_variables(resolved.granted, decoys)
+    return tuple(row for row in found if not (own and row[0].startswith("GIT_CONFIG_")))
 
 
 def _catch_up(ctx: Context, state: SessionState, decoys: Decoys) -> None:

@@ -196,7 +196,9 @@ class Web(BaseHTTPRequestHandler):
             models.answer(self, host, self.command, self.path, headers, data)
             return
         entry = self.note(self.body())
-        if self.headers.get("Upgrade", "").lower() == "websocket":
+        if self.path.partition("?")[0].endswith(".git/info/refs"):
+            self.advertise()
+        elif self.headers.get("Upgrade", "").lower() == "websocket":
             self.websocket()
         elif self.path.startswith("/sse"):
             self.events()
@@ -214,6 +216,22 @@ class Web(BaseHTTPRequestHandler):
             turned = 1 if self.path.endswith("/plain") else -1
             headers = [[name, value[::turned]] for name, value in self.headers.items()]
             self.send(json.dumps({**entry, "headers": headers, "world": True}).encode())
+
+    def advertise(self) -> None:
+        """What a git server says first, over https to who has named himself (gitprotocol-http(5))."""
+        if "Authorization" not in self.headers:
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="world"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        line = b"%s refs/heads/main\0agent=world\n" % (b"a" * 40)
+        data = b"001e# service=git-upload-pack\n0000%04x%s0000" % (len(line) + 4, line)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-git-upload-pack-advertisement")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
 
     def redirect(self, target: str) -> None:
         """To another host, with method and body as they were."""

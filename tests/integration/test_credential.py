@@ -17,13 +17,14 @@ from pathlib import Path
 
 import pytest
 
+from agent_container.credential_kinds import checksum
 from agent_container.credentials import parse_credential
 from agent_container.store import Store
 from tests.support.search import EVERY_FILE, Search
 from tests.support.world import DEMO, World, docker, words
 
 OWNER = 1234 if os.getuid() == 0 else os.getuid()
-SPEC = DEMO + "credentials: [acme, other]\negress: {allow: [demo.acme.test]}\n"
+SPEC = DEMO + "credentials: [acme, other, forge]\negress: {allow: [demo.acme.test]}\n"
 QUIET = "/sse/items"  # the double answers it without echoing the request's headers
 
 
@@ -43,6 +44,7 @@ class Sealed:
 
     acme: bytes = field(default_factory=lambda: b"sk-real-" + secrets.token_urlsafe(48).encode())
     other: bytes = field(default_factory=lambda: b"ghp_real" + secrets.token_hex(24).encode())
+    forge: bytes = field(default_factory=lambda: b"ghp_" + secrets.token_hex(18).encode())
     arguments: set[bytes] = field(default_factory=set)
     output: bytes = b""
 
@@ -89,6 +91,9 @@ def sealed(world: World) -> Sealed:
             "credential", "set", "other", *binding, "--env", "OTHER_KEY", "--from-file", str(file), cwd=where
         )
         file.unlink()
+        git = ("--kind", "github", "--host", "forge.acme.test", "--format", "Basic b64(*:{})", "--env", "FORGE_TOKEN")
+        paths = ("--path", "/acme/app.git/info/refs", "--path", "/acme/app.git/git-upload-pack")
+        world.agc("credential", "set", "forge", *git, *paths, cwd=where, stdin=made.forge)
         listed = world.agc("credential", "ls", cwd=where)
         made.output = b"".join((done.out, done.err, other.out, other.err, listed.out, listed.err))
     finally:
@@ -246,6 +251,30 @@ def test_a_host_that_is_not_opened_gets_the_placeholder_at_most(
     assert seen.encode() == b"Bearer " + decoy(world, standing, "ACME_TOKEN")
 
 
+def test_git_over_https_works_with_the_placeholder_in_the_repositories_that_were_named(
+    world: World, sealed: Sealed, standing: Standing
+) -> None:
+    world.ask("clear")
+    listed = world.agc("exec", "git", "ls-remote", "https://forge.acme.test/acme/app.git", cwd=standing.project)
+    assert listed.text.startswith("a" * 40)
+    asked, told = world.requests("forge.acme.test")
+    assert "Authorization" not in dict(asked["headers"])
+    _, _, coded = dict(told["headers"])["Authorization"].partition("Basic ")
+    assert base64.b64decode(coded) == b"x-access-token:" + sealed.forge
+    world.ask("clear")
+    refused = world.agc(
+        "exec", "git", "ls-remote", "https://forge.acme.test/evil/app.git", cwd=standing.project, code=128
+    )
+    assert "403" in refused.text
+    assert ["Authorization" in dict(one["headers"]) for one in world.requests("forge.acme.test")] == [False]
+
+
+def test_a_placeholder_of_a_forge_has_the_form_and_checksum_of_a_real_one(world: World, standing: Standing) -> None:
+    shown = decoy(world, standing, "FORGE_TOKEN").decode()
+    assert shown.startswith("ghp_") and len(shown) == 40
+    assert shown[34:] == checksum(shown[4:34])
+
+
 @pytest.mark.parametrize(("target", "seen"), [("demo.acme.test", 1), ("other.acme.test", 0)])
 def test_a_redirect_takes_the_placeholder_along_at_most(
     target: str, seen: int, world: World, sealed: Sealed, standing: Standing
@@ -385,3 +414,10 @@ def test_a_run_gets_a_placeholder_of_its_own_and_works_with_the_real_one(
     search = Search(sealed.acme)
     search.bytes(done.out + done.err, "the run's output")
     search.tree(world.place(done.host["run"]))
+
+
+def test_a_credential_that_was_bound_wider_is_asked_for_again(world: World, sealed: Sealed, standing: Standing) -> None:
+    wider = ("--host", "api.acme.test", "--path", "/admin/**", "--env", "ACME_TOKEN")
+    world.agc("credential", "set", "acme", *wider, cwd=world.path, stdin=sealed.acme)
+    refused = world.agc("up", cwd=standing.project, code=2)
+    assert "credential acme at api.acme.test:443:" in refused.text and "/admin/**" in refused.text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_container.credential_kinds import KINDS, make_decoy
+from agent_container.credential_kinds import KINDS, checksum, in_repositories, make_decoy
 from agent_container.credentials import (
     Binding,
     Credential,
@@ -116,12 +116,20 @@ def test_a_damaged_entry_names_the_credential_and_not_its_content(damage: object
     assert "SECRET" not in "".join(traceback.format_exception(caught.value, chain=True))
 
 
-@pytest.mark.parametrize("kind", [name for name in KINDS if name != "generic"])
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.hosts])
 def test_every_kind_binds_by_itself_and_the_sidecar_takes_it(kind: str) -> None:
     binding = bind(kind)
     policy = Policy.parse(Policy(credentials=binding.rows(kind)).encode())
-    assert len(policy.credentials) == len(binding.hosts) * len(binding.formats)
+    assert len(policy.credentials) == sum(len(place.hosts) * len(place.formats) for place in binding.places)
     assert binding.env
+    assert all(template_is_valid(path) for place in binding.places for path in place.paths)
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.hosts])
+def test_a_kind_without_a_host_of_its_own_is_told_one(kind: str) -> None:
+    with pytest.raises(UsageError, match="needs to know where"):
+        bind(kind)
+    binding = bind(kind, hosts=("registry.test",), paths=KINDS[kind].paths or ("/x",))
     assert all(template_is_valid(path) for path in binding.paths)
 
 
@@ -138,12 +146,27 @@ MINTING = {
     "an OpenAI key": ("openai", "/v1/organization/admin_api_keys"),
     "an OpenAI session": ("openai", "/v1/realtime/sessions"),
     "an OpenRouter key": ("openrouter", "/api/v1/keys"),
+    "a user's ssh keys": ("github", "/user/ssh_signing_keys"),
+    "a personal token, in the browser's way": ("github", "/settings/tokens/new"),
+    "a token of an app's device flow": ("github", "/login/oauth/access_token"),
+    "an authorization": ("github", "/authorizations"),
+    "a key by the repository's number": ("github", "/repositories/1/keys"),
+    "what LFS hands out": ("github", "/acme/app.git/info/lfs/objects/batch"),
+    "an npm token": ("npm", "/-/npm/v1/tokens"),
+    "an npm login": ("npm", "/-/user/org.couchdb.user:me"),
+    "an npm login in the browser": ("npm", "/-/v1/login/x"),
+    "a PyPI token": ("pypi", "/manage/account/token"),
+    "a PyPI token of a publisher": ("pypi", "/_/oidc/mint-token"),
 }
 
 
 @pytest.mark.parametrize(("kind", "path"), MINTING.values(), ids=MINTING)
 def test_no_kind_reaches_a_path_that_mints(kind: str, path: str) -> None:
-    assert not any(match_path(template, path) for template in KINDS[kind].paths)
+    row = KINDS[kind]
+    every = [*row.paths, *(template for place in row.more for template in place.paths)]
+    assert not any(match_path(template, path) for template in every)
+    for repository in ("acme/app", "login/oauth", "settings/tokens", "user/keys"):
+        assert not any(match_path(template, path) for template in in_repositories(tuple(every), (repository,)))
 
 
 @pytest.mark.parametrize(
@@ -153,6 +176,10 @@ def test_no_kind_reaches_a_path_that_mints(kind: str, path: str) -> None:
         ("openai", "/v1/responses"),
         ("google", "/v1beta/models/gemini-x:streamGenerateContent?alt=sse"),
         ("github", "/repos/acme/app/pulls/7/reviews"),
+        ("npm", "/left-pad"),
+        ("npm", "/@acme/app/-/app-1.0.0.tgz"),
+        ("pypi", "/simple/acme-app/"),
+        ("pypi", "/packages/ab/acme-app-1.0.0.whl"),
     ],
 )
 def test_what_agents_call_is_covered(kind: str, path: str) -> None:
@@ -169,6 +196,7 @@ BAD_BINDINGS = {
     "a header with a line end": ({"hosts": ("api.test",), "paths": ("/**",), "header": "A\r\nB"}, "header"),
     "a format without a place": ({"hosts": ("api.test",), "paths": ("/**",), "formats": ("Bearer",)}, "format"),
     "TRACE": ({"hosts": ("api.test",), "paths": ("/**",), "methods": ("TRACE",)}, "method"),
+    "a repository of no forge": ({"hosts": ("api.test",), "paths": ("/**",), "repositories": ("a/b",)}, ""),
     "no port": ({"hosts": ("api.test",), "paths": ("/**",), "port": 0}, "port"),
     "a variable of the loader": ({"hosts": ("api.test",), "paths": ("/**",), "env": ("LD_PRELOAD",)}, "env"),
 }
@@ -287,3 +315,61 @@ def test_a_placeholder_has_the_shape_of_the_real_thing_and_can_be_carried(kind: 
 def test_a_placeholder_needs_real_randomness() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         make_decoy("openai", b"short")
+
+
+def test_a_placeholder_ends_in_the_checksum_that_programs_look_at() -> None:
+    for number in range(50):
+        decoy = make_decoy("github", bytes([number]) * 16)
+        body = decoy.removeprefix("ghp_")
+        assert len(body) == 36 and body.isalnum()
+        assert body[30:] == checksum(body[:30])
+    # CRC-32's own check value, 0xCBF43926 for "123456789", in base 62; zeros in front.
+    assert checksum("123456789") == "3jZRME"
+    assert checksum("") == "000000"
+
+
+FORGE = bind("github", repositories=("acme/app", "acme/docs.git"))
+REACHED = {
+    "its API": ("/repos/acme/app/pulls/7", True),
+    "the repository itself": ("/repos/acme/docs", True),
+    "a fetch": ("/acme/app.git/info/refs?service=git-upload-pack", True),
+    "a fetch without the ending": ("/acme/docs/git-upload-pack", True),
+    "a push": ("/acme/app.git/git-receive-pack", True),
+    "who it is": ("/user", True),
+    "another repository's API": ("/repos/acme/other/pulls/7", False),
+    "another owner's": ("/repos/evil/app/pulls/7", False),
+    "a push elsewhere": ("/evil/app.git/git-receive-pack", False),
+    "one that only begins so": ("/repos/acme/app2", False),
+    "a search over all that it sees": ("/search/code", False),
+}
+
+
+@pytest.mark.parametrize(("path", "reached"), REACHED.values(), ids=REACHED)
+def test_a_forges_token_is_bound_to_the_repositories_that_were_named(path: str, reached: bool) -> None:
+    assert any(match_path(template, path) for place in FORGE.places for template in place.paths) is reached
+
+
+@pytest.mark.parametrize("name", ["acme", "acme/app/x", "../x", "*/*", "acme/*", "/app", "acme/"])
+def test_a_repository_is_named_by_owner_and_name(name: str) -> None:
+    with pytest.raises(UsageError, match="names no repository"):
+        bind("github", repositories=(name,))
+
+
+def test_a_spec_narrows_each_place_by_itself() -> None:
+    assert narrow(FORGE, use()) == FORGE
+    fetch = narrow(FORGE, use(hosts=("github.com",), methods=("GET",)))
+    assert (fetch.hosts, fetch.methods, fetch.more) == (("github.com",), ("GET",), ())
+    assert [place.hosts for place in narrow(FORGE, use(paths=("/repos/acme/app/pulls",))).places] == [
+        ("api.github.com",)
+    ]
+    with pytest.raises(SpecError, match="asks for more"):
+        narrow(FORGE, use(paths=("/repos/acme/other/pulls",)))
+    with pytest.raises(SpecError, match="is nothing"):
+        narrow(FORGE, use(hosts=("github.com",), paths=("/user",)))
+
+
+def test_what_its_user_says_of_hosts_stands_alone() -> None:
+    own = bind("github", hosts=("forge.acme.test",))
+    assert [place.hosts for place in own.places] == [("forge.acme.test",)]
+    with pytest.raises(UsageError, match="is not bound to repositories"):
+        bind("openai", repositories=("acme/app",))
