@@ -119,7 +119,7 @@ def test_one_bad_receipt_does_not_deny_the_other_clients(sidecar: Sidecar) -> No
     assert len(sidecar.receipts("decision")) == 1
 
 
-@pytest.mark.parametrize("roles", ["policy", "dns", "root", "nobody"])
+@pytest.mark.parametrize("roles", ["policy", "dns", "root", "gateway", "nobody"])
 def test_a_peer_may_write_its_own_kinds_alone(sidecar: Sidecar, roles: str) -> None:
     sidecar.start_audit(roles=roles)
     for kind in sorted({kind for kinds in KINDS_OF_ROLE.values() for kind in kinds} | {"open", "seal", "made-up"}):
@@ -129,7 +129,8 @@ def test_a_peer_may_write_its_own_kinds_alone(sidecar: Sidecar, roles: str) -> N
 
 
 def test_the_uids_of_the_sidecar_are_the_defaults() -> None:
-    assert set(ROLES) == {identity.POLICY, identity.DNS, identity.SCAN, 0}
+    assert set(ROLES) == {identity.POLICY, identity.DNS, identity.SCAN, identity.GATEWAY, 0}
+    assert ROLES[identity.GATEWAY] == {"gateway"}
     assert ROLES[identity.POLICY] == {"policy"} and ROLES[identity.DNS] == {"dns"} and ROLES[identity.SCAN] == {"scan"}
 
 
