@@ -48,7 +48,8 @@ def list_host_keys(context: Context) -> tuple[KeyRow, ...]:
 
 def export_host_keys(context: Context) -> KeysExported:
     """All of them as PEM. The first call on a host makes its key, so that it can be handed out before a run."""
-    context.store.host_key.public()
+    if context.store.host_key.published() is None:
+        context.store.host_key.public()  # asks for the store's key, which showing a public half does not
     return KeysExported(list_host_keys(context), context.store.host_key.export().decode("ascii"))
 
 

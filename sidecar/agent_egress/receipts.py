@@ -48,7 +48,7 @@ MAX_FAULTS = 200
 MAX_GAP = 5_000_000
 _RESERVED_KINDS = frozenset({"policy", "connection", "drop", "tripwire", "kill", "cut", "restore", "deadline", "seal"})
 _OWN_KEYS = frozenset({"seq", "t", "kind", "mac"})
-_REPLAYED = frozenset({"action", "host", "name", "rule", "policy", "address"})
+_REPLAYED = frozenset({"action", "host", "name", "rule", "policy", "address", "service", "user", "repo", "ref"})
 """Texts that a verification decides by: cut short, what was written truly would read as a lie."""
 _MAC_TAIL = re.compile(rb',"mac":"([0-9a-f]{64})"\}\Z')
 _TAIL_BYTES = 74

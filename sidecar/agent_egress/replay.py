@@ -15,8 +15,8 @@ from agent_egress.receipts import MAX_FAULTS, Fault, Fields, cut_text
 
 _DECIDED = frozenset({"decision", "lookup"})
 MAX_KNOWN, MAX_LATER = 50_000, 10_000
-_Question = tuple[str, str, int, object, object, tuple[str, ...]]
-"""Policy, host, port (-1 for a lookup), action, rule, and what the git gateway did: its way out (`git`), or service,
+_Question = tuple[str, str, int | None, object, object, tuple[str, ...]]
+"""Policy, host, port (None for a lookup), action, rule, and what the git gateway did: its way out (`git`), or service,
 account, repository, ref and whether that was deleted."""
 
 
@@ -71,7 +71,7 @@ class Replay:
             return
         question: _Question
         if kind == "lookup":
-            question = (short, str(receipt.get("name", "")), -1, action, receipt.get("rule", ""), ())
+            question = (short, str(receipt.get("name", "")), None, action, receipt.get("rule", ""), ())
         else:
             host, rule = str(receipt.get("host", "")), receipt.get("rule", "")
             question = (short, host, _port(receipt), action, rule, _by_gateway(receipt))
@@ -143,10 +143,11 @@ def _git_again(policy: Policy, host: str, port: int, git: tuple[str, ...]) -> Gi
 def _replay_one(question: _Question, policy: Policy) -> str:
     _, host, port, action, rule, git = question
     allowed = action == "allow"
-    if git:
-        again: Decision | GitDecision = _git_again(policy, host, port, git)
+    again: Decision | GitDecision
+    if port is None:
+        again = decide_lookup(policy, host)
     else:
-        again = decide_lookup(policy, host) if port < 0 else decide_name(policy, host, port)
+        again = _git_again(policy, host, port, git) if git else decide_name(policy, host, port)
     if again.allowed != allowed or cut_text(again.rule) != rule:
         verdict = "allows" if again.allowed else "denies"
         return f"{action} of {host[:80]!r} by {rule!r}: its policy {verdict} it by {again.rule!r}"

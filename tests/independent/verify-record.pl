@@ -119,7 +119,7 @@ while (my $line = <$lines>) {
     $counts{$kind}++;
     $counts{"$kind.$action"} += $row->{count} // 1 if defined $row->{action};
     $digests{ $row->{policy} } = 1 if $kind =~ /\A(?:open|policy)\z/;
-    push @named, [$where, $row->{policy}] if $action eq 'allow' && $kind =~ /\A(?:decision|lookup)\z/;
+    push @named, [$where, $row->{policy}] if $action eq 'allow' && $kind =~ /\A(?:decision|lookup|git)\z/;
     $allowed{"$row->{host} $row->{port}"} = 1 if $action eq 'allow' && $kind eq 'decision';
     push @dialled, [$where, @$row{qw(address port)}] if $kind eq 'connection';
     if ($kind eq 'answer') { $answers{$_}{ $row->{name} } = 1 for @{ $row->{addresses} } }

@@ -319,6 +319,21 @@ def test_both_verifiers_say_the_same(
     assert not theirs.stderr
 
 
+def test_no_byte_of_the_manifest_can_be_another(store: Store, tmp_path: Path) -> None:
+    case = Case(tmp_path, store)
+    case.write()
+    keys = tmp_path / "host.pub"
+    keys.write_bytes(store.host_key.export())
+    current, *former = store.host_key.all_public()
+    written = (case.dir / MANIFEST).read_bytes()
+    for at in range(len(written)):
+        (case.dir / MANIFEST).write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1 :])
+        found = verify_run(case.dir, host_key=current, former_keys=former, elsewhere=True)
+        assert found.exit_code == 5, (at, written[at : at + 20], found.findings)
+        if at % 97 == 0:
+            assert independent(case.dir, keys).returncode == 5, (at, written[at : at + 20])
+
+
 def test_another_hosts_key_vouches_for_nothing(store: Store, tmp_path: Path) -> None:
     case = Case(tmp_path, store)
     case.write()
