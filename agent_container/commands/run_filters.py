@@ -145,7 +145,7 @@ def _value(value: str) -> str:
 def _outcome(word: str) -> str:
     if word in STATES:
         return word
-    near = get_close_matches(word, STATES, n=1)
+    near = get_close_matches(word, STATES, n=1, cutoff=0.5)
     raise ValueError(f"did you mean {near[0]}?" if near else f"one of {', '.join(STATES)}")
 
 

@@ -33,7 +33,7 @@ MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 
 def open_index(context: Context) -> RunIndex:
     """The index of this user's records."""
-    return context.store.index(read_facts, progress=context.progress)
+    return context.store.index(read_facts, progress=context.report)
 
 
 def read_facts(place: RunPlace, kind: str) -> RunFacts:

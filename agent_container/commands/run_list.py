@@ -48,15 +48,16 @@ def list_runs(context: Context, wanted: Wanted | None = None, *, everywhere: boo
     wanted = wanted or Wanted()
     project_id = None if everywhere or wanted.projects else project_here(context)
     query = parse_query(wanted, now=context.now(), project_id=project_id)
-    index = open_index(context)
-    found = [*index.select(query), *match(_without_record(context.store, index.ids(), project_id), query)]
+    # Named before the index is asked: what is recorded in between is in it then, and no session is missed.
+    recorded, others = open_index(context).listing(query, context.store.sessions.ids())
+    found = [*recorded, *match(_without_record(context.store, others, project_id), query)]
     newest = sorted(found, key=lambda facts: facts.run, reverse=True)
     return tuple(_row(facts) for facts in newest[: query.limit])
 
 
-def _without_record(store: Store, recorded: frozenset[str], project_id: str | None) -> Iterator[RunFacts]:
-    for session in store.sessions.list(project_id, closed=True, without=recorded):
-        if session.kind == "run":
+def _without_record(store: Store, names: frozenset[str], project_id: str | None) -> Iterator[RunFacts]:
+    for session in store.sessions.list(project_id, closed=True, among=names):
+        if session.kind == "run" and not store.runs.place(session.project_id, session.id).path.is_dir():
             yield _session_facts(store, session)
 
 

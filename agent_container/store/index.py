@@ -12,14 +12,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_container.errors import StoreError
 from agent_container.run_facts import RunFacts, RunQuery
-from agent_container.store.index_rows import SCHEMA, SCHEMA_SQL, Mark, put, select, sums
+from agent_container.store.index_rows import SCHEMA, SCHEMA_SQL, Mark, absent, put, select, sums
 from agent_container.store.index_sync import RECORD, IndexSync, Read
 from agent_container.store.journal import Journal
 from agent_container.store.locks import Locks
@@ -66,9 +66,9 @@ class RunIndex:
         """`index_rows.sums` of the runs that fit."""
         return self._ask(lambda db: tuple(sums(db, query, by)))
 
-    def ids(self) -> frozenset[str]:
-        """Of all that has a record."""
-        return self._ask(lambda db: frozenset(row[0] for row in db.execute("SELECT run FROM runs")))
+    def listing(self, query: RunQuery, names: Sequence[str]) -> tuple[tuple[RunFacts, ...], frozenset[str]]:
+        """The runs that fit, newest first, and those of `names` that have no record."""
+        return self._ask(lambda db: (self._select(db, query), absent(db, names)))
 
     def _select(self, db: sqlite3.Connection, query: RunQuery) -> tuple[RunFacts, ...]:
         rows = select(db, query)

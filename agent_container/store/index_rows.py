@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +46,8 @@ _COLUMNS = (
 )  # fmt: skip
 _LISTS = ("labels", "hosts", "paths")
 _COMPARED = ("<", "<=", ">", ">=", "=")
+MOST_BOUND = 500
+"""Values that one statement binds."""
 GROUPS = ("project", "agent", "model", "week")
 """What can be summed by."""
 
@@ -116,6 +118,16 @@ def select(db: sqlite3.Connection, query: RunQuery) -> list[tuple[str, str, RunF
     if query.limit is not None:
         statement, values = f"{statement} LIMIT ?", [*values, query.limit]
     return [(row[0], row[1], _facts(row[2:])) for row in db.execute(statement, values)]
+
+
+def absent(db: sqlite3.Connection, names: Sequence[str]) -> frozenset[str]:
+    """Those of the names that no row has."""
+    missing = set(names)
+    for start in range(0, len(names), MOST_BOUND):
+        some = names[start : start + MOST_BOUND]
+        marks = ", ".join("?" * len(some))
+        missing -= {row[0] for row in db.execute(f"SELECT run FROM runs WHERE run IN ({marks})", some)}  # noqa: S608
+    return frozenset(missing)
 
 
 def sums(db: sqlite3.Connection, query: RunQuery, by: str) -> list[tuple[Any, ...]]:

@@ -3,7 +3,6 @@ directories finds."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,7 @@ from agent_container.run_facts import RunFacts
 from agent_container.store.index_rows import Mark, drop, drop_directory, marks, put
 from agent_container.store.journal import ABSENT, Journal, Position, modified
 from agent_container.store.paths import SAFE_NAME
-from agent_container.store.runs import REPLACED, RunPlace
+from agent_container.store.runs import REPLACED, RunPlace, visible
 
 RECORD = "record.json"
 RUNS, SESSIONS = "runs", "sessions"
@@ -23,6 +22,7 @@ CHECK_AGE_S = 24 * 3600
 SAME_TICK_NS = 20_000_000
 """A directory that changed a moment ago may change again without a new modification time."""
 BATCH = 1_000
+SAID_EVERY = 10_000
 
 Read = Callable[[RunPlace, str], RunFacts]
 """(place, `run` or `up`) to facts; never raises for what a record holds."""
@@ -112,8 +112,8 @@ class IndexSync:
             with _transaction(db):
                 for run in new[start : start + BATCH]:
                     self._refresh(db, directory, run)
-            if len(new) > BATCH:
-                self._progress(f"reading records: {min(start + BATCH, len(new))} of {len(new)}")
+            if start and start % SAID_EVERY == 0:
+                self._progress(f"Read {start} of {len(new)} new records")
 
     def _refresh(self, db: sqlite3.Connection, directory: str, run: str) -> None:
         kind = "up" if directory.startswith(f"{SESSIONS}/") else "run"
@@ -135,13 +135,11 @@ def _session_directories(db: sqlite3.Connection) -> set[str]:
 
 
 def _names(directory: Path, *, prefix: str = "") -> list[str]:
-    """Directories in it whose names, without the prefix, could be ours."""
+    """`visible`; none where it cannot be looked at."""
     try:
-        with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries if entry.name.startswith(prefix) and entry.is_dir()]
+        return list(visible(directory, prefix=prefix))
     except OSError:
         return []
-    return [name for name in (name.removeprefix(prefix) for name in names) if SAFE_NAME.fullmatch(name)]
 
 
 @contextmanager

@@ -53,6 +53,10 @@ class Position:
     offset: int = 0
 
 
+NOTHING = Position("-")
+"""Where there is no journal."""
+
+
 @dataclass(frozen=True)
 class Tail(Generic[T]):
     """What came after a position, and what `look` saw at the end of it, between two changes."""
@@ -95,6 +99,9 @@ class Journal:
         """The changes since a position. While `look` runs there are none."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            # Nobody has noted anything yet, or all was lost; the directories themselves say which.
+            return Tail(NOTHING, (), unbroken=since == NOTHING, seen=look())
         except OSError:
             return Tail(Position(), (), unbroken=False, seen=look())
         try:
@@ -107,8 +114,9 @@ class Journal:
             os.close(fd)
         head, _, _ = body.partition(b"\n")
         generation = head.decode("ascii", "replace")
-        continues = locked and generation == since.generation and 0 < since.offset <= len(body)
-        changes, whole = _parse(body[since.offset :]) if continues else ((), False)
+        start = len(head) + 1 if since == NOTHING else since.offset
+        continues = locked and since in (NOTHING, Position(generation, since.offset)) and 0 < start <= len(body)
+        changes, whole = _parse(body[start:]) if continues else ((), False)
         return Tail(Position(generation, len(body)), changes, unbroken=whole, seen=seen)
 
     def _open(self) -> int | None:

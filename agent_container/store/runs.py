@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from agent_container.errors import StoreError, UsageError
@@ -44,15 +47,13 @@ class Runs:
 
     def list(self, project_id: str | None = None) -> tuple[RunPlace, ...]:
         """Published records, newest first, of one project or of all."""
-        projects = [project_id] if project_id is not None else _visible(self._directory)
-        places = [place for project in projects for place in self._of_project(project)]
-        return tuple(sorted(places, key=lambda place: place.run_id, reverse=True))
+        return tuple(place() for _, place in sorted(self._names(project_id), key=itemgetter(0), reverse=True))
 
     def find(self, run_id: str) -> RunPlace | None:
         """The record of that very id, whichever project's; costs the same however many there are."""
         if not SAFE_NAME.fullmatch(run_id):
             return None
-        places = (self.place(project, run_id) for project in _visible(self._directory))
+        places = (self.place(project, run_id) for project in visible(self._directory))
         return next((place for place in places if place.path.is_dir()), None)
 
     def resolve(self, prefix: str | None, *, project_id: str | None = None) -> RunPlace:
@@ -61,30 +62,35 @@ class Runs:
             here = self.place(project_id, prefix) if project_id is not None else self.find(prefix)
             if here is not None and here.path.is_dir():
                 return here
-        places = self.list(project_id)
-        if not places:
+        names = list(self._names(project_id))
+        if not names:
             raise UsageError("there are no runs yet", hint='agent-container run "what to do"')
         if prefix is None:
-            return places[0]
-        exact = [place for place in places if place.run_id == prefix]
-        found = exact or [place for place in places if prefix and place.run_id.startswith(prefix)]
+            return max(names, key=itemgetter(0))[1]()
+        found = [row for row in names if row[0] == prefix] or [
+            row for row in names if prefix and row[0].startswith(prefix)
+        ]
         if not found:
             raise UsageError(f"no run is called {prefix!r}", hint="agent-container runs ls")
         if len(found) > 1:
             raise UsageError(
                 f"{prefix!r} is the beginning of {len(found)} runs",
-                details=[place.run_id for place in found[:10]],
+                details=sorted((name for name, _ in found), reverse=True)[:10],
                 hint="type more of the id",
             )
-        return found[0]
+        return found[0][1]()
 
-    def _of_project(self, project_id: str) -> Sequence[RunPlace]:
-        directory = self._directory / safe_name(project_id, what="project")
-        published = [self.place(project_id, run) for run in _visible(directory)]
-        there = {place.run_id for place in published}
-        # A crash between the two renames of `publish` leaves a whole record aside: it is shown where it lies.
-        aside = [path for path in directory.glob(f"{REPLACED}*") if path.name.removeprefix(REPLACED) not in there]
-        return published + [RunPlace(project_id, path.name.removeprefix(REPLACED), path) for path in aside]
+    def _names(self, project_id: str | None) -> Iterator[tuple[str, Callable[[], RunPlace]]]:
+        """Every id, and what makes its place: of a hundred thousand, most are asked for their name alone."""
+        for project in [project_id] if project_id is not None else visible(self._directory):
+            directory = self._directory / safe_name(project, what="project")
+            there = set(visible(directory))
+            for run in there:
+                yield run, partial(self.place, project, run)
+            # A crash between the two renames of `publish` leaves a whole record aside: it is shown where it lies.
+            for run in visible(directory, prefix=REPLACED):
+                if run not in there:
+                    yield run, partial(RunPlace, project, run, directory / f"{REPLACED}{run}")
 
     @contextmanager
     def staging(self, place: RunPlace) -> Iterator[Path]:
@@ -157,7 +163,11 @@ class Runs:
         return self._journal.change(place.path.parent, place.run_id)
 
 
-def _visible(directory: Path) -> list[str]:
-    if not directory.is_dir():
-        return []
-    return sorted(entry.name for entry in directory.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+def visible(directory: Path, *, prefix: str = "") -> Iterator[str]:
+    """Directories in it whose names, without the prefix, could be ours."""
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(prefix) and entry.is_dir()]
+    except FileNotFoundError:
+        return iter(())
+    return filter(SAFE_NAME.fullmatch, (name.removeprefix(prefix) for name in names))

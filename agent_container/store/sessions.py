@@ -47,17 +47,15 @@ class Sessions:
         return parse_session(body, origin=str(path))
 
     def list(
-        self, project_id: str | None = None, *, closed: bool = False, without: Set[str] = frozenset()
+        self, project_id: str | None = None, *, closed: bool = False, among: Set[str] | None = None
     ) -> tuple[SessionState, ...]:
-        """Sessions, oldest first, of one project or of all; closed ones only when asked for. Those in `without` are
-        not even read.
+        """Sessions, oldest first, of one project or of all; closed ones only when asked for; with `among`, no others
+        than these are even read.
 
         A file that cannot be read raises: an unseen session would be an orphan that nobody looks for.
         """
         found = []
-        for session_id in _names(self._state):
-            if session_id in without:
-                continue
+        for session_id in _names(self._state) if among is None else sorted(among):
             body = read_file(self._state_file(session_id))
             if body is None:
                 continue  # made or removed at this very moment: its directory is older than its file
@@ -67,6 +65,10 @@ class Sessions:
             if session.phase is not Phase.CLOSED or closed:
                 found.append(session)
         return tuple(found)
+
+    def ids(self) -> tuple[str, ...]:
+        """Of every session, closed ones too; nothing is read."""
+        return tuple(_names(self._state))
 
     def close(self, session_id: str, *, outcome: str | None = None) -> SessionState:
         """Marks a session as drained and removed; its evidence stays."""

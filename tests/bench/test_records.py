@@ -115,6 +115,7 @@ QUESTIONS: dict[str, tuple[Wanted, str, tuple[object, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.timeout(3600)  # making a hundred thousand records is most of it
 def test_runs_ls_over_a_hundred_thousand(shelf: Context, say: Say) -> None:
     first = timed(lambda: list_runs(shelf, Wanted(limit=1), everywhere=True))
     say(f"first look at {STORE} records: {first:.0f} s, {first / STORE * 1000:.2f} ms a record")

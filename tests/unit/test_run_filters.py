@@ -105,7 +105,7 @@ def test_a_filter(wanted: dict[str, object], runs: list[str], context: Context) 
 BAD = [
     ({"costs": ["cheap"]}, "--cost 'cheap'"),
     ({"costs": ["!1"]}, "--cost"),
-    ({"outcomes": ["suceeded"]}, "did you mean succeeded"),
+    ({"outcomes": ["sucess"]}, "did you mean succeeded"),
     ({"since": "yesterday"}, "--since 'yesterday'"),
     ({"since": "999999w"}, "--since"),
     ({"labels": ["=x"]}, "--label '=x'"),

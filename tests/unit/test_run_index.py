@@ -111,6 +111,18 @@ class TestSync:
         shelf.add(THIRD)
         assert shelf.runs() == [THIRD, SECOND]
 
+    def test_a_store_without_a_journal_is_looked_through_once(self, shelf: Shelf) -> None:
+        (shelf.store.data / "records.journal").unlink()
+        shelf.runs()
+        (shelf.store.data / "runs" / PROJECT / FIRST / "record.json").touch()
+        shelf.read.clear()
+        assert shelf.runs(limit=1) == [SECOND]
+        assert shelf.read == [], "only a look at everything would have seen that"
+        shelf.add(THIRD)
+        shelf.read.clear()
+        assert shelf.runs(limit=1) == [THIRD]
+        assert shelf.read == [THIRD]
+
     def test_a_line_that_was_cut_is_no_end_of_it(self, shelf: Shelf) -> None:
         with (shelf.store.data / "records.journal").open("ab") as stream:
             stream.write(b'["runs/abc", "2026')
