@@ -6,11 +6,13 @@ the credential.
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from agent_container.credential_program import fence, locate
 from agent_container.errors import UsageError
 
 Source = Literal["env", "file", "keyring", "command"]
@@ -35,7 +37,8 @@ class Reference:
 
 
 def parse_reference(source: Source, text: str, *, directory: Path) -> Reference:
-    """What the user wrote. A path is taken from `directory`, so that it means the same later. Raises UsageError."""
+    """What the user wrote. A path is taken from `directory` and a program from PATH, so that they mean the same later.
+    Raises UsageError."""
     if source == "command":
         try:
             words = tuple(shlex.split(text))
@@ -43,7 +46,8 @@ def parse_reference(source: Source, text: str, *, directory: Path) -> Reference:
             raise UsageError(f"the command cannot be split into words: {error}") from None
         if not words:
             raise UsageError("the command is empty")
-        return Reference("command", words)
+        program = locate(words[0], os.environ, fenced=fence(directory, os.environ))
+        return Reference("command", (program, *words[1:]))
     if source == "keyring":
         service, _, user = text.rpartition("/")
         if not service or not user:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent_container.commands.context import Context
+from agent_container.credential_program import WORKING_DIRECTORY, fence, locate, told
 from agent_container.credential_reference import Reference
 from agent_container.credentials import MAX_SECRET_BYTES, Credential, SecretBytes, read_secret
 from agent_container.errors import AgentContainerError, UsageError
@@ -53,7 +54,10 @@ def fetch(ctx: Context, reference: Reference) -> bytes:
         if text is None:
             raise SourceFailed(f"the keyring has no entry {service}/{user}")
         return text.encode("utf-8", "surrogateescape")
-    return run_command(reference.words, ctx.environ)
+    # Looked at again: the project is another one than when it was set, or a link leads elsewhere by now.
+    fenced = fence(ctx.directory, ctx.environ)
+    program = locate(reference.words[0], ctx.environ, fenced=fenced)
+    return run_command((program, *reference.words[1:]), told(ctx.environ, fenced=fenced))
 
 
 def read_variable(name: str, environ: Mapping[str, str]) -> bytes:
@@ -85,6 +89,7 @@ def run_command(argv: tuple[str, ...], environ: Mapping[str, str], *, limit_s: f
     try:
         process = subprocess.Popen(
             argv,
+            cwd=WORKING_DIRECTORY,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -121,6 +121,63 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) 
     assert credential_sources.COMMAND_LIMIT_S == 30
 
 
+def _program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_program_is_told_nothing_that_a_project_could_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, own = tmp_path / "project", tmp_path / "own"
+    planted = _program(project / "bin" / "helper", "echo PLANTED")
+    (project / "planted.py").write_text("print('PLANTED')")
+    _program(own / "helper", "echo sk-test-SECRET")
+    _program(own / "fetch", "helper")
+    _program(own / "tell", 'printf %s "$PWD|$PATH|$OP_ACCOUNT|$PYTHONPATH$LD_LIBRARY_PATH$VAULT_CONFIG_PATH"')
+    (project / "link").symlink_to(own / "tell")
+    (own / "link").symlink_to(planted)
+    monkeypatch.chdir(project)
+    usual = os.environ["PATH"]
+    environ = {
+        "PATH": f"bin::{project}/bin:{own}:{usual}",
+        "OP_ACCOUNT": "me",
+        "PYTHONPATH": str(project),
+        "LD_LIBRARY_PATH": "/x",
+        "VAULT_CONFIG_PATH": str(project / "vault"),
+    }
+    made = Context(directory=project, environ=environ)
+    assert fetch(made, Reference("command", ("fetch",))) == b"sk-test-SECRET\n"
+    assert fetch(made, Reference("command", (str(own / "tell"),))).decode() == f"/|{own}:{usual}|me|"
+    with pytest.raises(AgentContainerError, match="ended with status 1"):
+        fetch(made, Reference("command", ("python3", "-m", "planted")))
+    for inside in (planted, project / "link", own / "link", own / ".." / "project" / "bin" / "helper"):
+        with pytest.raises(UsageError, match=r"lies inside .*project, where an agent may write"):
+            fetch(made, Reference("command", (str(inside),)))
+    for relative in ("./helper", "bin/helper", "~/helper"):
+        with pytest.raises(UsageError, match="is a relative path"):
+            fetch(made, Reference("command", (relative,)))
+
+
+def test_a_program_is_stored_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = _program(tmp_path / "own" / "get", "echo x")
+    (tmp_path / "project" / "sub").mkdir(parents=True)
+    (tmp_path / "project" / ".git").mkdir()
+    planted = _program(tmp_path / "project" / "get", "echo PLANTED")
+    monkeypatch.setenv("PATH", f"{planted.parent}:.:{own.parent}")
+    monkeypatch.chdir(planted.parent)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert place("command", "get me", planted.parent / "sub").words == (str(own), "me")
+    for text in ("./get me", f"{planted} me"):
+        with pytest.raises(UsageError):
+            place("command", text, planted.parent / "sub")
+    # A home is no project, also where it is under git: what lies in it is its user's own.
+    (tmp_path / ".git").mkdir()
+    assert place("command", str(own), tmp_path).words == (str(own),)
+    with pytest.raises(UsageError, match="lies inside"):
+        place("command", str(planted), planted.parent / "sub")
+
+
 def test_a_reference_that_leads_nowhere_any_more_names_credential_and_place(ctx: Context, tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(SECRET)
