@@ -14,6 +14,7 @@ from agent_container.credentials import Binding, Credential, narrow
 from agent_container.errors import CredentialMissing, SpecError, UsageError
 from agent_container.git_remote import GitRemote, parse_remote
 from agent_container.spec import CredentialUse, EgressRule, OwnAgent, ProjectSpec
+from agent_egress.gateway_policy import decide_git_host
 from agent_egress.policy import Policy, PolicyError, Rule, decide_name
 from agent_egress.repositories import DEFAULT_PUSH, Repository
 
@@ -192,6 +193,10 @@ def contradictions(policy: Policy) -> tuple[str, ...]:
         decision = decide_name(policy, rule.pattern, rule.ports[0])
         if not decision.allowed:
             found.append(f"{rule.origin} needs {rule.pattern}, which {decision.origin or 'the floor'} closes")
+    for row in policy.git:
+        reached = decide_git_host(policy, row.host, row.port)
+        if not reached.allowed:
+            found.append(f"{row.origin} needs {row.host}, which is {reached.reason}")
     return tuple(dict.fromkeys(found))
 
 

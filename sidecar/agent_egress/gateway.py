@@ -41,6 +41,8 @@ from agent_egress.wire import Peer, WireError, decode, encode, harden, listen_un
 SLOTS = 8
 """ssh connections at a time: forges refuse more (MaxStartups). Others wait."""
 MAX_WAITING = 64
+MAX_OPEN = 128
+"""Connections of the agent's, those included that have not said yet what they want."""
 WAIT_S = 120.0
 HEADER_S = 10.0
 MAX_HEADER = 8192
@@ -105,7 +107,7 @@ class Gateway:
         self._agent_uid = agent_uid
         self._keys = Keys(directory)
         self._slots = asyncio.Semaphore(SLOTS)
-        self._waiting = 0
+        self._waiting = self._open = 0
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -114,12 +116,15 @@ class Gateway:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of the agent's client."""
         job = Job(next(self._numbers), reader, writer)
+        self._open += 1
         try:
-            if peer_uid(writer.get_extra_info("socket")) == self._agent_uid:
+            mine = peer_uid(writer.get_extra_info("socket")) == self._agent_uid
+            if mine and self._open <= MAX_OPEN:
                 await self._answer(job)
         except (OSError, ValueError, asyncio.IncompleteReadError):
             pass  # the agent is gone
         finally:
+            self._open -= 1
             writer.transport.abort() if writer.is_closing() else writer.close()
 
     async def _answer(self, job: Job) -> None:

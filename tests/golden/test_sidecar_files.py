@@ -12,6 +12,7 @@ from agent_container.render.templates import UnsafeValue, render_template
 from agent_egress.floors import FLOOR4, FLOOR6
 from agent_egress.identity import SQUID
 from agent_egress.policy import Binding, Policy, Rule
+from agent_egress.repositories import Repository
 from agent_egress.ruleset import rule_counts
 
 SESSION = "20261129-153359-7f3a2c"
@@ -40,6 +41,9 @@ def config(**changes: object) -> SidecarConfig:
 
 CASES = {
     "dual": config(),
+    "git": config(
+        git=True, policy=Policy(git=(Repository("git.test", 22, "git", "acme/api.git", origin="spec git[0]"),))
+    ),
     "ipv4": config(ipv6=False, resolvers=("203.0.113.53",), credential_headers=("Authorization",), upstream_ca=PEM),
 }
 
