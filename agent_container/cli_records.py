@@ -144,7 +144,7 @@ def runs_logs(
     if live:
         CALL.ui.info(f"run {live.id} is still under way; to follow it: agent-container runs attach {live.id}")
     if CALL.json:
-        result = {"events": count, "under_way": live is not None, "cut": end.cut}
+        result = {"events": count, "under_way": live is not None, **({"cut": end.cut} if end.cut else {})}
         CALL.ui.result(result, command="runs logs")
 
 

@@ -1,7 +1,8 @@
 """`runs logs`: what a record holds of a run as one stream in the order of time: its events, the output of the agent's
 program, and the sidecar's receipts.
 
-Each source keeps its own order, whatever its clock says; between them time decides. Only what was kept is there: where
+Each source keeps its own order, whatever its clock says; between them time decides. Events alone stand as they are
+numbered. Only what was kept is there: where
 a cap cut something, at the drain or here, that is said at the end.
 """
 
@@ -90,6 +91,8 @@ def read_logs(context: Context, run: str | None, query: LogQuery, end: LogEnd) -
 
 def _merged(place: RunPlace, record: RunRecord, sources: Sequence[str], end: LogEnd) -> Iterator[LogEntry]:
     streams: list[Iterator[LogEntry]] = []
+    if tuple(sources) == ("events",):
+        return _events(place, lambda _: True, end)  # as the file has them, numbered
     if "events" in sources:
         # The agent's come first in the file, then what the receipts said: two streams, each in its own order.
         streams.append(_events(place, lambda event: not event.type.startswith("egress."), end))

@@ -72,6 +72,13 @@ class TestLogs:
         assert [entry.source[0] for entry in entries] == ["r", "e", "o", "r", "e", "o", "r"]
         assert (end.entries, end.cut) == (7, [])
 
+    def test_events_alone_stand_as_they_are_numbered(self, context: Context) -> None:
+        publish_run(context.store)
+        entries, _ = logs(context)
+        numbers = [entry.event.seq for entry in entries if entry.event is not None]
+        assert numbers == list(range(1, len(entries) + 1)) and len(numbers) > 5
+        assert entries[-1].type == "run.finished"
+
     def test_a_clock_that_jumps_back_reorders_no_source(self, context: Context) -> None:
         path = write(context)
         events = [AgentMessage(at=at, text=text) for at, text in (
