@@ -9,6 +9,7 @@ nothing checked is never a success.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -143,7 +144,10 @@ class _Verification:
         self.elsewhere = elsewhere
         self.signer = ""
         self._opened: Fields | None = None
-        self._replay = Replay()
+        self._bodies: dict[str, bytes] = {}
+        self._parsed: dict[str, Policy | None] = {}
+        """Those that the chain names; None where no body has the digest."""
+        self._replay = Replay(self._policy)
         self._reconciliation = Reconciliation()
         self.findings: list[Finding] = []
         self.files = self.receipts = self.replayed = 0
@@ -264,6 +268,7 @@ class _Verification:
             else:
                 self._cannot("nothing-there", RECEIPTS, "there are no receipts")
             return
+        self._bodies = {**self._own_policies(), **self.policies}
         known = self.checkpoint
         report = verify_chain(
             self._lines(),
@@ -325,26 +330,36 @@ class _Verification:
         self._replay.add(receipt)
         self._reconciliation.add(receipt)
 
+    def _policy(self, digest: str) -> Policy | None:
+        """A policy that the chain names, where its body is here and has that digest; `_rests_on` says the rest."""
+        if digest not in self._parsed:
+            body, policy = self._bodies.get(digest), None
+            if body is not None and _digest(body) == digest:
+                with contextlib.suppress(PolicyError):
+                    policy = Policy.parse(body)
+            self._parsed[digest] = policy if policy is not None and policy.digest == digest else None
+        return self._parsed[digest]
+
     def _rests_on(self, report: ChainReport) -> None:
         """The policies that the chain names; then each decision and destination in their light."""
-        bodies = {**self._own_policies(), **self.policies}
-        found = {}
         for digest in report.digests:
-            body = bodies.get(digest)
+            body = self._bodies.get(digest)
+            if self._policy(digest) is not None:
+                continue
+            if body is None:
+                self._cannot("policy-missing", "policies", f"the policy {digest} is not stored")
+                continue
             try:
-                policy = Policy.parse(body) if body is not None else None
+                digests = {Policy.parse(body).digest, _digest(body)}
             except PolicyError as bad:
                 self._tampered("policy", f"policies/{digest}", f"it cannot be read: {bad}")
                 continue
-            if body is None or policy is None:
-                self._replay.miss(digest)
-                self._cannot("policy-missing", "policies", f"the policy {digest} is not stored")
-            elif (digests := {policy.digest, _digest(body)}) != {digest}:
-                self._tampered("policy", f"policies/{digest}", f"its digest is {min(digests - {digest})}")
-            else:
-                self._replay.learn(policy)
-                found[digest] = body
-        self.policies = found
+            self._tampered("policy", f"policies/{digest}", f"its digest is {min(digests - {digest})}")
+        named = {digest.removeprefix("sha256:")[:16] for digest in report.digests}
+        for short, seq in self._replay.unjudged.items():
+            if short not in named:  # else said above
+                self._cannot("policy-missing", f"receipt {seq}", f"the policy {short} that it names is not stored")
+        self.policies = {digest: self._bodies[digest] for digest in report.digests if self._policy(digest)}
         for fault in (*self._replay.faults(), *self._reconciliation.faults()):
             self._tampered(fault.kind, f"receipt {fault.line}", fault.detail)
         self.replayed = self._replay.count
@@ -355,7 +370,11 @@ class _Verification:
             return {}
         found = {}
         for path in sorted(directory.iterdir()):
-            body = read_file(path)
+            try:
+                body = read_file(path)
+            except StoreError as bad:
+                self._cannot("unreadable", f"policies/{path.name}", bad.message)
+                continue
             if body is not None:
                 found["sha256:" + path.name.removesuffix(".json")] = body
         return found

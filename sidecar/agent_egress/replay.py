@@ -4,7 +4,7 @@ to say."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from agent_egress.gateway_policy import GitDecision, Request, decide_git_host, decide_push, decide_repository
 from agent_egress.identity import CANARY_PORT, LOOPBACK4
@@ -14,7 +14,8 @@ from agent_egress.policy import Decision, Policy, decide_lookup, decide_name
 from agent_egress.receipts import MAX_FAULTS, Fault, Fields, cut_text
 
 _DECIDED = frozenset({"decision", "lookup"})
-MAX_KNOWN, MAX_LATER = 50_000, 10_000
+_ENFORCING = frozenset({"open", "policy"})
+MAX_KNOWN = 50_000
 _Question = tuple[str, str, int | None, object, object, tuple[str, ...]]
 """Policy, host, port (None for a lookup), action, rule, and what the git gateway did: its way out (`git`), or service,
 account, repository, ref and whether that was deleted."""
@@ -33,41 +34,50 @@ def _port(receipt: Fields) -> int:
 class Replay:
     """Decides every `decision` and `lookup` again, one receipt after the other. Faults: replay-mismatch.
 
+    `find` gives the policy of a digest, None where its body is not at hand. It is asked when an `open` or a `policy`
+    receipt puts one in force, so nothing waits for the end: each decision is judged as it comes, or makes a fault, or
+    falls under `unjudged`. A policy that no receipt named before is none that a decision can rest on.
+
     A refusal for a reason other than the name (`why`: an SNI that differs, a path, a decoy) is stricter than the policy
     and not repeated here; an allow must always be.
     """
 
-    def __init__(self) -> None:
-        self._policies: dict[str, Policy] = {}
-        self._missing: set[str] = set()
+    def __init__(self, find: Callable[[str], Policy | None]) -> None:
+        self._find = find
+        self._in_force: dict[str, Policy | None] = {}
+        """By the short digest, all that ever were."""
         self._known: dict[_Question, str] = {}
         """Answers: most of what an agent asks it asks again."""
-        self._later: dict[_Question, int] = {}
-        """Under policies that are not known yet, with the first receipt."""
         self._faults: list[Fault] = []
         self.count = 0
-        """Decisions and lookups under policies that are at hand."""
+        """Decisions and lookups that were looked at."""
+        self.unjudged: dict[str, int] = {}
+        """By the short digest of a policy that was in force and is not at hand, the first receipt under it."""
 
-    def learn(self, policy: Policy) -> None:
-        """A policy that receipts may name."""
-        self._policies[policy.short_digest] = policy
-
-    def miss(self, digest: str) -> None:
-        """A policy whose body is nowhere: nothing can be said of what names it, which is for the caller to say."""
-        self._missing.add(digest.removeprefix("sha256:")[:16])
+    def enforce(self, digest: str) -> None:
+        """A policy is in force from here on."""
+        self._in_force[digest.removeprefix("sha256:")[:16]] = self._find(digest)
 
     def add(self, receipt: Fields) -> None:
         """One more receipt, of any kind."""
         kind = receipt.get("kind")
         if kind not in _DECIDED and not (kind == "git" and receipt.get("action") == "allow"):
+            if kind in _ENFORCING and isinstance(digest := receipt.get("policy"), str):
+                self.enforce(digest)
             return
         action, short = receipt.get("action"), str(receipt.get("policy", ""))
-        if short in self._missing:
+        repeated = action == "allow" or (receipt.get("why", "name") == "name" and receipt.get("collapsed") is not True)
+        policy = self._in_force.get(short)
+        if policy is None and short not in self._in_force:
+            if repeated or short:
+                self.count += 1
+                self._fault(_seq(receipt), f"names policy {short[:80]!r}, which was not in force")
+                return
+        elif policy is None:
+            self.unjudged.setdefault(short, _seq(receipt))
             return
         self.count += 1
-        if action == "deny" and receipt.get("collapsed") is True:
-            return
-        if action != "allow" and receipt.get("why", "name") != "name":
+        if policy is None or not repeated:
             return
         question: _Question
         if kind == "lookup":
@@ -80,16 +90,11 @@ class Replay:
         except TypeError:  # a list where a text belongs
             problem, question = None, (*question[:3], str(action), str(question[4]), question[5])
         if problem is None:
-            problem = self._decide(question, receipt)
+            problem = self._decide(question, policy)
         if problem:
             self._fault(_seq(receipt), problem)
 
-    def _decide(self, question: _Question, receipt: Fields) -> str:
-        policy = self._policies.get(question[0])
-        if policy is None:
-            if len(self._later) < MAX_LATER:
-                self._later.setdefault(question, _seq(receipt))
-            return ""
+    def _decide(self, question: _Question, policy: Policy) -> str:
         problem = _replay_one(question, policy)
         if len(self._known) < MAX_KNOWN:
             self._known[question] = problem
@@ -100,26 +105,23 @@ class Replay:
             self._faults.append(Fault(seq, "replay-mismatch", problem))
 
     def faults(self) -> tuple[Fault, ...]:
-        """All of them, once every receipt was added."""
-        later, self._later = self._later, {}
-        for question, seq in later.items():
-            policy = self._policies.get(question[0])
-            if question[0] in self._missing:
-                continue
-            problem = _replay_one(question, policy) if policy else f"names policy {question[0]!r}, which is not at hand"
-            if problem:
-                self._fault(seq, problem)
+        """Those found so far, at most MAX_FAULTS of them."""
         return tuple(self._faults)
 
 
 def replay(receipts: Iterable[Fields], *, policies: Mapping[str, Policy]) -> tuple[Fault, ...]:
-    """The same over all receipts at once, where the policies are known; `policies` is keyed by digest."""
-    state = Replay()
-    for policy in policies.values():
-        state.learn(policy)
+    """The same over some receipts at once, under `policies`, each taken for one that was in force before them."""
+    known = {policy.digest: policy for policy in policies.values()}
+    state = Replay(known.get)
+    for digest in known:
+        state.enforce(digest)
     for receipt in receipts:
         state.add(receipt)
-    return state.faults()
+    missing = (
+        Fault(seq, "replay-mismatch", f"names policy {short!r}, which is not at hand")
+        for short, seq in state.unjudged.items()
+    )
+    return (*state.faults(), *missing)
 
 
 def _by_gateway(receipt: Fields) -> tuple[str, ...]:

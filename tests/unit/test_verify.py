@@ -14,6 +14,7 @@ from agent_container.drain import EVENTS, RAW, RECEIPTS, RECORD
 from agent_container.manifest import MANIFEST, Chain, Manifest, digest_of, parse_manifest, sign_manifest
 from agent_container.store import Store, VerifiedHead
 from agent_container.verify import VerifyResult, verify_run
+from agent_egress.policy import Policy
 from agent_egress.receipts import Fields
 from tests.support.records import KEY, POLICY, RECEIPT_ROWS, RUN, chain_of, checkpoint_of, decision, publish_run
 
@@ -253,6 +254,40 @@ def test_a_sidecar_that_lied_is_found_by_replay(row: Fields, kind: str, store: S
     run_dir = publish_run(store, lines=chain_of([*RECEIPT_ROWS, row])).place.path
     result = verify(store, run_dir)
     assert (result.exit_code, kinds(result)) == (5, {kind})
+
+
+@pytest.mark.parametrize("questions", [10, 10_001])
+def test_a_lie_is_found_however_many_questions_came_before_it(questions: int, store: Store) -> None:
+    rows = [decision(f"n{number}.test", allow=False) for number in range(questions)]
+    lie = decision("evil.test", allow=True, rule="allow evil.test")
+    result = verify(store, publish_run(store, lines=chain_of([*rows, lie])).place.path)
+    assert (result.exit_code, kinds(result)) == (5, {"replay-mismatch"})
+    assert result.counts.replayed == questions + 1
+
+
+ELSE = Policy.parse(b'{"version":1,"rules":[{"action":"allow","pattern":"else.test"}]}')
+
+
+@pytest.mark.parametrize("when", ["never", "later", "before"])
+def test_a_decision_rests_on_a_policy_that_was_in_force_when_it_was_made(when: str, store: Store) -> None:
+    """That its body lies in the record, which the sidecar does not decide, is not enough."""
+    row = decision("else.test", allow=True, rule="allow else.test", policy=ELSE)
+    named: Fields = {"kind": "policy", "policy": ELSE.digest}
+    rows = {"never": [row], "later": [row, named], "before": [named, row]}[when]
+    bodies = {policy.digest: policy.encode() for policy in (POLICY, ELSE)}
+    result = verify(store, publish_run(store, lines=chain_of(rows), policies=bodies).place.path)
+    assert (result.exit_code, kinds(result)) == ((0, set()) if when == "before" else (5, {"replay-mismatch"}))
+
+
+def test_a_refusal_for_another_reason_names_a_policy_that_was_in_force_too(store: Store) -> None:
+    row = decision("api.test", allow=False, why="path", policy=ELSE)
+    assert kinds(verify(store, publish_run(store, lines=chain_of([row])).place.path)) == {"replay-mismatch"}
+
+
+def test_what_was_decided_under_a_policy_that_is_not_stored_is_not_counted_as_replayed(store: Store) -> None:
+    lines = chain_of([*RECEIPT_ROWS, {"kind": "policy", "policy": ELSE.digest}, decision("x", allow=True, policy=ELSE)])
+    result = verify(store, publish_run(store, lines=lines).place.path)
+    assert (result.exit_code, kinds(result), result.counts.replayed) == (6, {"policy-missing"}, 3)
 
 
 def test_the_egress_half_alone_looks_at_receipts_and_policies(store: Store, run_dir: Path) -> None:
