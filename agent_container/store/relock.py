@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent_container.errors import AgentContainerError, StoreError
 from agent_container.store.datakeys import DOCUMENT, FIRST_FILE, KEY_BYTES, DataKey, DataKeys, entry_name
-from agent_container.store.keydoc import KeyDocument, LockKind, key_id
+from agent_container.store.keydoc import KeyDocument, LockKind, key_id, parse_document
 from agent_container.store.passphrase import Passphrases, new_stretching
 from agent_container.store.writer import read_file
 
@@ -52,7 +52,7 @@ def relock(
         # Somebody was killed in between: to its end, before anything new begins.
         done = _finish(keys, before, former, reseal)
         if before.lock == lock != "passphrase":
-            _tidy(keys, before)
+            _tidy(keys, before, done)
             return done
     fresh = passphrases.new() if lock == "passphrase" else b""
     store = before.store if before is not None else secrets.token_hex(8)
@@ -67,7 +67,7 @@ def relock(
         passphrases.replaced(fresh)
     done = _finish(keys, document, every, reseal)
     if not abandon:
-        _tidy(keys, document)
+        _tidy(keys, document, done)
     return done
 
 
@@ -112,11 +112,15 @@ def _finish(
     return Relocked(document.lock, document.keys[0].id, count, left)
 
 
-def _tidy(keys: DataKeys, document: KeyDocument) -> None:
-    """Former locks' remains, those of a change that was killed too: they open nothing of this store any more."""
-    kept = keys.lock_file(document.slot) if document.lock == "file" else None
+def _tidy(keys: DataKeys, document: KeyDocument, done: Relocked) -> None:
+    """Former locks' remains, those of a change that was killed too, once they open nothing of this store any more."""
+    if done.left:
+        return  # one of them may be what such a file is opened with, or a backup of it
+    kept = {keys.lock_file(slot) for slot in _abandoned_slots(keys)}
+    if document.lock == "file":
+        kept.add(keys.lock_file(document.slot))
     for path in keys.directory.glob(f"{FIRST_FILE}*"):
-        if path != kept:
+        if path not in kept:
             keys.writer.remove(path)
     for slot in SLOTS:
         if document.lock != "keyring" or slot != document.slot:
@@ -125,13 +129,32 @@ def _tidy(keys: DataKeys, document: KeyDocument) -> None:
 
 
 def _put_aside(keys: DataKeys) -> None:
-    """What a key that turns up again would need. The host's signing key is sealed under the lost one, so there will be
-    another; its public half stays, as of one that was rotated."""
-    for name in (DOCUMENT, "host.key"):
+    """What a key that turns up again would need, beside what was put aside before. The host's signing key is sealed
+    under the lost one, so there will be another; its public half stays, as of one that was rotated."""
+    names = (DOCUMENT, "host.key")
+    number = 1
+    while any((keys.directory / _aside(name, number)).exists() for name in names):
+        number += 1
+    for name in names:
         body = read_file(keys.directory / name, max_bytes=65536)
-        if body is not None:
-            keys.writer.write(keys.directory / f"abandoned-{name}", body)
+        if body is not None and not keys.writer.create(keys.directory / _aside(name, number), body):
+            raise StoreError(f"{keys.directory / _aside(name, number)} is there already; nothing was changed")
     keys.writer.remove(keys.directory / "host.key")
+
+
+def _aside(name: str, number: int) -> str:
+    return f"abandoned-{name}" if number == 1 else f"abandoned-{number}-{name}"
+
+
+def _abandoned_slots(keys: DataKeys) -> set[str]:
+    """The key files that a document which was put aside names."""
+    found = set()
+    for path in keys.directory.glob(f"abandoned-*{DOCUMENT}"):
+        body = read_file(path, max_bytes=65536)
+        with suppress(StoreError):  # a damaged one may be why it was given up
+            if body is not None and (document := parse_document(body, where=path)).lock == "file":
+                found.add(document.slot)
+    return found
 
 
 def sealed_files(data: Path) -> list[Path]:

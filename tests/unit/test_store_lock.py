@@ -206,6 +206,64 @@ def test_a_lost_key_is_given_up_only_when_asked_to(place: Place) -> None:
     assert (place.document.parent / "abandoned-lock.json").exists()
 
 
+def _abandoned(place: Place) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.document.parent.glob("abandoned-*")}
+
+
+def test_what_is_given_up_twice_is_put_aside_twice(place: Place) -> None:
+    filled(place)
+    place.store().relock("keyring")
+    lost, host = place.document.read_bytes(), (place.document.parent / "host.key").read_bytes()
+    for turn in (1, 2):
+        place.keyring.entries.clear()
+        place.store().relock("keyring", abandon=True)
+        place.store().credentials.save(f"later{turn}", b"new")
+        place.store().host_key.sign(b"x")
+    kept = _abandoned(place)
+    assert sorted(kept) == [
+        "abandoned-2-host.key",
+        "abandoned-2-lock.json",
+        "abandoned-host.key",
+        "abandoned-lock.json",
+    ]
+    assert (kept["abandoned-lock.json"], kept["abandoned-host.key"]) == (lost, host)
+    assert len(set(kept.values())) == 4
+    # Given up once more before anything was signed: there is no host's key, and none of another time beside its lock.
+    (place.document.parent / "host.key").unlink()
+    place.store().relock("keyring", abandon=True)
+    assert sorted(set(_abandoned(place)) - set(kept)) == ["abandoned-3-lock.json"]
+    assert kept.items() <= _abandoned(place).items()
+
+
+def test_a_key_file_stays_while_something_is_sealed_under_it(place: Place) -> None:
+    filled(place)
+    place.store().relock("file")
+    former = next(place.document.parent.glob("kek-*"))
+    key, document = former.read_bytes(), place.document.read_bytes()
+    former.unlink()
+    place.store().relock("file", abandon=True)
+    former.write_bytes(key)
+    former.chmod(0o600)
+    done = place.store().relock("keyring")
+    assert "credentials/demo.sealed" in done.left
+    assert former.read_bytes() == key
+    # With the document that was put aside it opens what it opened.
+    place.document.write_bytes(document)
+    assert place.store().credentials.load("demo") == b"secret"
+    place.document.unlink()
+    place.keyring.entries.clear()
+    place.store().relock("keyring", abandon=True)
+    for path in (place.sealed(), *place.top.glob("data/sessions/*/chain.key")):
+        path.unlink()
+    done = place.store().relock("passphrase")
+    assert done.left == ()
+    assert former.exists(), "the host's key that was put aside is sealed under it"
+    for path in place.document.parent.glob("abandoned-*"):
+        path.unlink()
+    place.store().relock("keyring")
+    assert list(place.document.parent.glob("kek*")) == []
+
+
 def test_an_older_file_that_was_put_back_is_told_where_the_keyring_remembers(place: Place) -> None:
     store = place.store()
     store.relock("keyring")
