@@ -198,6 +198,12 @@ def bind(
     if repositories:
         if not row.repositories:
             raise UsageError(f"a credential of kind {kind} is not bound to repositories", hint="--path does it")
+        if paths is not None:
+            # A template of the user's may reach every repository, and which ones it means cannot be told from it.
+            raise UsageError(
+                "--repo and --path exclude each other: a repository brings the paths that belong to it",
+                hint="--repo OWNER/NAME alone, or every path by --path",
+            )
         for place in (binding, *binding["more"]):
             place["paths"] = in_repositories(place["paths"], _checked_repositories(repositories))
     return _checked(kind, binding)

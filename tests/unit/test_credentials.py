@@ -373,3 +373,6 @@ def test_what_its_user_says_of_hosts_stands_alone() -> None:
     assert [place.hosts for place in own.places] == [("forge.acme.test",)]
     with pytest.raises(UsageError, match="is not bound to repositories"):
         bind("openai", repositories=("acme/app",))
+    for path in ("/**", "/repos/**", "/repos/acme/app/issues", "/user"):
+        with pytest.raises(UsageError, match="--repo and --path exclude each other"):
+            bind("github", paths=("/repos/*/*/pulls", path), repositories=("acme/app",))
