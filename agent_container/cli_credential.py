@@ -135,11 +135,22 @@ def credential_ls() -> None:
 
 @credential_app.command("rm")
 def credential_rm(name: Name) -> None:
-    """Remove one."""
-    from agent_container.commands.credential import remove_credential
+    """Remove one, and take it from live sandboxes."""
+    from agent_container.commands.credential_rotate import withdraw_credential
 
-    removed = remove_credential(CALL.context, name)
-    CALL.ui.result({"removed": removed}, command="credential rm", show=lambda: CALL.ui.text(f"removed {removed}"))
+    ui = CALL.ui
+    done = withdraw_credential(CALL.context, name)
+
+    def show() -> None:
+        ui.text(f"removed {done.name}" + (f", and from {len(done.sandboxes)} live sandboxes" if done.sandboxes else ""))
+        for problem in done.failed:
+            ui.warn(f"not taken from session {problem}")
+
+    ui.result(
+        {"removed": done.name, "sandboxes": done.sandboxes, "failed": done.failed}, command="credential rm", show=show
+    )
+    if done.failed:
+        raise typer.Exit(1)
 
 
 @credential_app.command("lock")

@@ -1,4 +1,5 @@
-"""`credential rotate`: another secret under the same name and binding, in the store and in every live sandbox.
+"""`credential rotate / rm`: another secret under the same name and binding, or none, in the store and in every live
+sandbox.
 
 The sandbox keeps its placeholder; its sidecar puts the new secret behind it, from the next request on. One rotation of
 a name at a time, over both steps, so that of two the later one ends up everywhere.
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from agent_container.commands.context import Context
-from agent_container.commands.credential import checked_value, load_credential, missing
+from agent_container.commands.credential import checked_value, load_credential, missing, remove_credential
 from agent_container.commands.credential_sources import secret_of
 from agent_container.commands.sandboxes import Sandbox, live_sandboxes
 from agent_container.credential_reference import Reference
@@ -46,12 +47,25 @@ def rotate_credential(ctx: Context, name: str, *, secret: bytes | Reference | No
             )
             if not changed:
                 raise missing(name)
-        fresh = secret_of(ctx, load_credential(ctx, name)).reveal()
-        holders = [one for one in live_sandboxes(ctx, everywhere=True) if name in dict(one.state.decoys)]
-        return _hand_over(name, fresh, holders)
+        return _hand_over(name, secret_of(ctx, load_credential(ctx, name)).reveal(), _holders(ctx, name))
 
 
-def _hand_over(name: str, secret: bytes, holders: Sequence[Sandbox]) -> RotatedCredential:
+def withdraw_credential(ctx: Context, name: str) -> RotatedCredential:
+    """Removes it from the store and takes it from what is live: the placeholder opens nothing any more. Raises
+    NotRunning when there is none."""
+    with ctx.store.lock(f"credential-{name}", what=f"credential {name}", doing="removing it", wait_s=WAIT_S):
+        remove_credential(ctx, name)
+        return _hand_over(name, None, _holders(ctx, name))
+
+
+def _holders(ctx: Context, name: str) -> list[Sandbox]:
+    states = ctx.store.sessions.list()
+    if not any(name in dict(state.decoys) for state in states):
+        return []  # nobody has it: no engine need be asked
+    return [one for one in live_sandboxes(ctx, everywhere=True) if name in dict(one.state.decoys)]
+
+
+def _hand_over(name: str, secret: bytes | None, holders: Sequence[Sandbox]) -> RotatedCredential:
     def put(sandbox: Sandbox) -> str | None:
         try:
             sandbox.control.rotate(name, secret)

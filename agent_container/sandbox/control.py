@@ -171,10 +171,10 @@ class SidecarControl:
             requests.append(_ssh(ssh))
         self._ask_all(requests)
 
-    def rotate(self, name: str, secret: bytes) -> None:
-        """Another secret behind the placeholder that the sandbox has; it holds from the next request on. Raises
-        SidecarError, when the session has no such credential too."""
-        row = {"name": name, "secret": secret.decode("latin-1")}
+    def rotate(self, name: str, secret: bytes | None) -> None:
+        """Another secret behind the placeholder that the sandbox has, or none any more; it holds from the next request
+        on. Raises SidecarError, when the session has no such credential too."""
+        row = {"name": name, "secret": None if secret is None else secret.decode("latin-1")}
         self._ask({"op": "credential.put", "rotate": True, "credentials": [row]})
 
     def put_ssh(self, ssh: SshKeys) -> None:

@@ -40,19 +40,22 @@ class Secret:
 
 
 def rotated(held: Iterable[object], changes: Iterable[object]) -> list[object]:
-    """The session's credentials as they were put, with other secrets for some names. Raises: SecretRefused, for a name
-    that the session does not have too; the message never holds a secret."""
-    secrets: dict[str, str] = {}
+    """The session's credentials as they were put, with other secrets for some names; without those whose new secret is
+    null. Raises: SecretRefused, for a name that the session does not have too; the message never holds a secret."""
+    secrets: dict[str, str | None] = {}
     for row in changes:
-        if not isinstance(row, Mapping) or set(row) != {"name", "secret"} or not isinstance(row["secret"], str):
+        if not isinstance(row, Mapping) or set(row) != {"name", "secret"} or not isinstance(row["secret"], str | None):
             raise SecretRefused("credentials: expected objects with name and secret")
         secrets[str(row["name"])] = row["secret"]
     found: list[object] = []
     for row in held:
         name = row.get("name") if isinstance(row, Mapping) else None
         if isinstance(row, Mapping) and name in secrets:
-            row = {**row, "secret": secrets.pop(str(name))}  # noqa: PLW2901
-            Secret(name=str(name), decoy=str(row["decoy"]), secret=row["secret"])
+            secret = secrets.pop(str(name))
+            if secret is None:
+                continue
+            Secret(name=str(name), decoy=str(row["decoy"]), secret=secret)
+            row = {**row, "secret": secret}  # noqa: PLW2901
         found.append(row)
     if secrets:
         raise SecretRefused(f"this session has no credential {', '.join(sorted(secrets))[:64]}")

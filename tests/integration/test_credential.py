@@ -416,6 +416,21 @@ def test_a_run_gets_a_placeholder_of_its_own_and_works_with_the_real_one(
     search.tree(world.place(done.host["run"]))
 
 
+def test_a_credential_that_is_removed_is_taken_from_a_live_sandbox(
+    world: World, sealed: Sealed, standing: Standing
+) -> None:
+    header = '-H "X-Api-Key: $OTHER_KEY"'
+    assert standing.curl(world, header, "https://other.acme.test/sse/a") == "200"
+    removed = world.agc("--json", "credential", "rm", "other", cwd=world.path).result
+    assert removed["sandboxes"] == [standing.session]
+    world.ask("clear")
+    assert standing.curl(world, header, "https://other.acme.test/sse/a") == "403"
+    assert standing.curl(world, BEARER, "https://api.acme.test/bulk/0") == "200"
+    assert world.requests("other.acme.test") == []
+    binding = ("--host", "other.acme.test", "--path", "/sse/**", "--header", "X-Api-Key", "--format", "{}")
+    world.agc("credential", "set", "other", *binding, "--env", "OTHER_KEY", cwd=world.path, stdin=sealed.other)
+
+
 def test_a_credential_that_was_bound_wider_is_asked_for_again(world: World, sealed: Sealed, standing: Standing) -> None:
     wider = ("--host", "api.acme.test", "--path", "/admin/**", "--env", "ACME_TOKEN")
     world.agc("credential", "set", "acme", *wider, cwd=world.path, stdin=sealed.acme)

@@ -255,6 +255,7 @@ HELD = [
 def test_a_sidecar_puts_another_secret_behind_the_same_placeholder() -> None:
     assert rotated(HELD, [{"name": "b", "secret": "3"}]) == [HELD[0], {**HELD[1], "secret": "3"}]
     assert HELD[1]["secret"] == "2"
+    assert rotated(HELD, [{"name": "a", "secret": None}]) == [HELD[1]]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +264,7 @@ def test_a_sidecar_puts_another_secret_behind_the_same_placeholder() -> None:
         [{"name": "c", "secret": "SECRET"}],
         [{"name": "a", "secret": "SECRET", "decoy": "another-decoy-00"}],
         [{"name": "a", "secret": 7}],
+        [{"name": "c", "secret": None}],
         [{"name": "a", "secret": "two SECRET words"}],
         [{"name": "a", "secret": "SECRET"}, {"name": "c", "secret": "SECRET"}],
         ["SECRET"],

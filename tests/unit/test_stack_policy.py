@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,14 @@ from agent_container.credentials import Credential, SecretBytes, bind
 from agent_container.errors import SpecError, UsageError
 from agent_container.render.sidecar_files import DEFAULT_CREDENTIAL_HEADERS
 from agent_container.spec import ProjectSpec, default_spec, load_spec
-from agent_container.stack_policy import contradictions, effective_policy, granted_credentials, how_seen
+from agent_container.stack_policy import (
+    GrantedCredential,
+    contradictions,
+    effective_policy,
+    granted_credentials,
+    how_seen,
+    sandbox_variables,
+)
 from agent_egress.names import canonical_header
 from agent_egress.policy import Policy, decide_address, decide_name
 from agent_egress.rules import Binding
@@ -241,3 +251,41 @@ def test_kill_and_tripwire_reach_the_policy_with_their_origin() -> None:
     assert (killed.action, killed.rule) == ("kill", "kill *.trap.test")
     assert killed.origin == "spec egress.kill[1] line 6"
     assert (policy.tripwire, policy.tls) == ("kill", "splice")
+
+
+def _git_says(host: str, environment: dict[str, str]) -> list[str]:
+    git = shutil.which("git")
+    assert git is not None
+    said = subprocess.run(
+        [git, "credential", "fill"],
+        input=f"protocol=https\nhost={host}\npath=acme/app.git\n\n",
+        env={"PATH": os.environ["PATH"], "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_NOSYSTEM": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in said.stdout.splitlines() if line.startswith(("username=", "password="))]
+
+
+def test_git_inside_says_the_placeholder_to_a_forge_and_to_nobody_else() -> None:
+    granted = (
+        GrantedCredential("github", "github", bind("github", repositories=("acme/app",))),
+        GrantedCredential("demo", "generic", bind("generic", hosts=("api.test",), paths=("/x",), env=("DEMO_KEY",))),
+    )
+    environment = dict(sandbox_variables(granted, {"github": "ghp_decoy", "demo": "decoy-of-demo"}))
+    assert environment["GH_TOKEN"] == environment["GITHUB_TOKEN"] == "ghp_decoy"
+    assert environment["DEMO_KEY"] == "decoy-of-demo"
+    assert environment["GIT_CONFIG_COUNT"] == "1"
+    assert _git_says("github.com", environment) == ["username=x-access-token", "password=ghp_decoy"]
+    for other in ("api.test", "github.com.evil.test", "github.com:8443"):
+        assert _git_says(other, environment) == []
+    assert "ghp_decoy" not in environment["GIT_CONFIG_VALUE_0"]
+    assert sandbox_variables(granted[1:], {"demo": "d"}) == (("DEMO_KEY", "d"),)
+
+
+def test_every_place_of_a_credential_is_allowed_and_opened() -> None:
+    granted = GrantedCredential("github", "github", bind("github", repositories=("acme/app",)))
+    policy = effective_policy(load("version: 1\nagent: demo\n"), credentials=(granted,))
+    for host in ("api.github.com", "github.com"):
+        assert decide_name(policy, host, 443).action == "bump"
+    assert not decide_name(policy, "github.com", 80).allowed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_container.errors import AgentContainerError, StoreError, Unverifiable, UsageError
-from agent_container.store import LOCKS, LockKind, Passphrases, Store, passphrase
+from agent_container.store import LOCKS, LockKind, Passphrases, Store, Writer, passphrase, sealing
 from agent_container.store.keydoc import PROTECTS, key_id
 from tests.support.keyring import MemoryKeyring
 
@@ -303,14 +303,78 @@ def test_the_number_of_a_sealed_file_cannot_be_raised(place: Place) -> None:
         place.store().credentials.load("demo")
 
 
-@pytest.mark.parametrize("lock", LOCKS)
-def test_many_writers_and_a_change_of_the_lock_lose_nothing(lock: LockKind, place: Place) -> None:
+class SlowWriter(Writer):
+    """Stops at a sealed file, between its sealing and its writing, until it may go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def write(self, path: Path, data: object, *, mode: int = 0o600) -> None:
+        self._stop(path)
+        super().write(path, data, mode=mode)  # type: ignore[arg-type]
+
+    def create(self, path: Path, data: bytes, *, mode: int = 0o600) -> bool:
+        self._stop(path)
+        return super().create(path, data, mode=mode)
+
+    def _stop(self, path: Path) -> None:
+        if path.name in ("new.sealed", "chain.key"):
+            self.reached.set()
+            assert self.go_on.wait(10)
+
+
+WRITES: dict[str, tuple[Callable[[Store], object], Callable[[Store], object]]] = {
+    "a credential": (lambda store: store.credentials.save("new", b"x"), lambda store: store.credentials.load("new")),
+    "a chain key": (
+        lambda store: store.sessions.save_chain_key("new", b"x" * 32),
+        lambda store: store.sessions.load_chain_key("new")[:1],
+    ),
+}
+
+
+@pytest.mark.parametrize(("write", "read"), WRITES.values(), ids=WRITES)
+def test_the_lock_is_not_changed_between_the_sealing_of_a_file_and_its_writing(
+    write: Callable[[Store], object], read: Callable[[Store], object], place: Place
+) -> None:
+    filled(place)
+    slow = SlowWriter()
+    store = Store(place.top / "data", place.top / "state", writer=slow, keyring=place.keyring)
+    writing = threading.Thread(target=write, args=(store,))
+    changing = threading.Thread(target=place.store().relock, args=("keyring",))
+    writing.start()
+    assert slow.reached.wait(10)
+    changing.start()
+    changing.join(0.1)
+    slow.go_on.set()
+    writing.join()
+    changing.join()
+    opens(place)
+    assert read(place.store()) == b"x"
+
+
+def test_a_reader_whose_file_was_sealed_anew_under_it_reads_it_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(place)
+    real = sealing.read_file
+
+    def read(path: Path, **more: int) -> bytes | None:
+        body = real(path, **more)
+        monkeypatch.setattr(sealing, "read_file", real)
+        place.store().relock("file")
+        return body
+
+    monkeypatch.setattr(sealing, "read_file", read)
+    assert place.store().credentials.load("demo") == b"secret"
+
+
+def test_many_writers_and_changes_of_the_lock_lose_nothing(place: Place) -> None:
     filled(place)
     failed: list[BaseException] = []
 
     def write(name: str) -> None:
         try:
-            for turn in range(8):
+            for turn in range(6):
                 place.store().credentials.save(name, f"{name} {turn}".encode())
                 place.store().sessions.save_chain_key(f"{name}-{turn}", b"k" * 32)
         except AgentContainerError as error:
@@ -319,15 +383,15 @@ def test_many_writers_and_a_change_of_the_lock_lose_nothing(lock: LockKind, plac
     threads = [threading.Thread(target=write, args=(f"n{index}",)) for index in range(3)]
     for thread in threads:
         thread.start()
-    for kind in (lock, "file", lock):
+    for kind in LOCKS:
         place.store().relock(kind)
     for thread in threads:
         thread.join()
     assert failed == []
     opens(place)
-    for name in [f"n{index}-{turn}" for index in range(3) for turn in range(8)]:
+    for name in [f"n{index}-{turn}" for index in range(3) for turn in range(6)]:
         assert place.store().sessions.load_chain_key(name) == b"k" * 32
-    assert [place.store().credentials.load(f"n{index}") for index in range(3)] == [f"n{i} 7".encode() for i in range(3)]
+    assert [place.store().credentials.load(f"n{index}") for index in range(3)] == [f"n{i} 5".encode() for i in range(3)]
 
 
 def test_each_lock_says_in_one_sentence_what_it_is_good_for() -> None:
