@@ -7,7 +7,7 @@ which the sandbox could have made up. Outcomes say whose word they are.
 from __future__ import annotations
 
 import json
-import math
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
@@ -55,12 +55,31 @@ _EITHERS_WORD = frozenset({Outcome.BUDGET})
 """Model requests and bytes are counted in the sidecar, cost and turns by the agent."""
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+MAX_COST_USD, MAX_SKEW_S, LAST_YEAR = 1e9, 1e10, 9000
 
 
-Cost = Annotated[float | None, AfterValidator(_finite)]
-"""US dollars; NaN and infinity, which a JSON stream can carry, are no cost."""
+def _plausible(value: float | None) -> float | None:
+    return value if value is not None and 0 <= value <= MAX_COST_USD else None
+
+
+def _bounded(value: float | None) -> float | None:
+    return value if value is not None and abs(value) <= MAX_SKEW_S else None
+
+
+def _in_calendar(value: datetime) -> datetime:
+    try:
+        year = value.astimezone(UTC).year
+    except OverflowError:
+        year = 0
+    if not 1970 <= year <= LAST_YEAR:  # so that no timezone and no clock's error takes it out of the calendar
+        raise ValueError("no moment that a run could have had")
+    return value
+
+
+Cost = Annotated[float | None, AfterValidator(_plausible)]
+"""US dollars; NaN, infinity and what nobody could pay, which a JSON stream can carry, are no cost."""
+Skew = Annotated[float | None, AfterValidator(_bounded)]
+Moment = Annotated[AwareDatetime, AfterValidator(_in_calendar)]
 
 
 class _Noun(BaseModel):
@@ -214,11 +233,11 @@ class HostView(_Noun):
     task: str | None = None
     labels: dict[str, str] = {}
     """What its user called it by, `run --label KEY=VALUE`."""
-    started: AwareDatetime
-    ended: AwareDatetime | None = None
+    started: Moment
+    ended: Moment | None = None
     duration_s: float = Field(default=0.0, ge=0)
     """By a clock that never steps; so it may differ from `ended` minus `started`."""
-    clock_skew_s: float | None = None
+    clock_skew_s: Skew = None
     """How far the container's clock was ahead of the host's, when that was more than a minute."""
     outcome: Outcome
     basis: Basis

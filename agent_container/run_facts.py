@@ -17,6 +17,7 @@ TEXT = 512
 LABEL_KEY_CHARS, LABEL_CHARS, MAX_LABELS = 63, 255, 32
 MAX_PATHS, MAX_HOSTS = 20_000, 5_000
 LARGEST = 2**62
+LARGEST_S = 1e10
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class RunFacts:
     bytes: int = 0
     """Of all its files."""
     work: bool = False
-    """Whether it holds work that was done in a clone."""
+    """Whether it holds work that was done in a clone, as it says or as its files show."""
     hosts: tuple[str, ...] = ()
     """Hosts that it sent to or that answered it."""
     paths: tuple[str, ...] = ()
@@ -112,7 +113,7 @@ def facts_of(
         agent=plain(host.versions.agent),
         model=plain(agent.model or "") if agent is not None else "",
         started=host.started.timestamp(),
-        duration_s=host.duration_s if math.isfinite(host.duration_s) else None,
+        duration_s=min(host.duration_s, LARGEST_S) if math.isfinite(host.duration_s) else None,
         cost_usd=agent.cost_usd if agent is not None else None,
         tokens_in=whole(tokens.input) if tokens else 0,
         tokens_out=whole(tokens.output) if tokens else 0,

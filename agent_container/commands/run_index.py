@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from agent_container.frames import split_lines
 from agent_container.manifest import MANIFEST
 from agent_container.records import RunRecord, parse_record
 from agent_container.run_facts import MAX_HOSTS, MAX_PATHS, RunFacts, facts_of, plain, whole
+from agent_container.sandbox.closing import BUNDLE, PATCH, RESCUE
 from agent_container.store import RunPlace
 from agent_container.store.writer import read_file
 from agent_egress.identity import MAX_RECEIPT_BYTES
@@ -37,7 +39,18 @@ def open_index(context: Context) -> RunIndex:
 
 
 def read_facts(place: RunPlace, kind: str) -> RunFacts:
-    """The facts of one record, whatever is in it. `kind` is `run`, or `up` for a standing environment."""
+    """The facts of one record, whatever is in it. `kind` is `run`, or `up` for a standing environment.
+
+    Work in it counts by its files, which are there also where the record cannot be read, or says that there is none.
+    """
+    try:
+        facts = _read_facts(place, kind)
+    except Exception as bad:  # whatever a stranger's record makes of it, the others are answered for
+        facts = _unreadable(place, kind, f"the record of run {place.run_id} cannot be read: {type(bad).__name__}")
+    return replace(facts, work=True) if not facts.work and _has_work(place.path) else facts
+
+
+def _read_facts(place: RunPlace, kind: str) -> RunFacts:
     try:
         body = read_file(place.path / RECORD, max_bytes=MAX_RECORD_BYTES)
         if body is None:
@@ -55,6 +68,18 @@ def read_facts(place: RunPlace, kind: str) -> RunFacts:
         paths=paths,
         cut=len(paths) > MAX_PATHS or len(hosts) > MAX_HOSTS,
     )
+
+
+def _has_work(directory: Path) -> bool:
+    for name in (BUNDLE, PATCH, RESCUE):
+        try:
+            if (directory / name).lstat().st_size:
+                return True
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True  # what cannot be looked at may be work
+    return False
 
 
 def record_bytes(directory: Path) -> int:

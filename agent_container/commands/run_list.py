@@ -10,10 +10,13 @@ from agent_container.commands.context import Context
 from agent_container.commands.run_filters import Wanted, parse_query
 from agent_container.commands.run_index import open_index
 from agent_container.commands.runs import project_here
+from agent_container.errors import StoreError
 from agent_container.run_facts import RunFacts, plain
 from agent_container.session import SessionState
 from agent_container.store import Store
 from agent_container.store.marks import IMPORTED
+
+NOT_VOUCHED = "not-vouched"
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class RunRow:
     duration_s: float | None
     denied: int
     verified: str
-    """How the chain was found when the run was recorded; what is true now is for `runs verify`."""
+    """How the chain was found when the run was recorded, or `not-vouched` for an imported record whose signer nobody
+    here knows; what is true now is for `runs verify`."""
     task: str
     notes: tuple[str, ...] = ()
     model: str = ""
@@ -52,7 +56,7 @@ def list_runs(context: Context, wanted: Wanted | None = None, *, everywhere: boo
     recorded, others = open_index(context).listing(query, context.store.sessions.ids())
     found = [*recorded, *match(_without_record(context.store, others, project_id), query)]
     newest = sorted(found, key=lambda facts: facts.run, reverse=True)
-    return tuple(_row(facts) for facts in newest[: query.limit])
+    return tuple(_row(facts, context.store) for facts in newest[: query.limit])
 
 
 def _without_record(store: Store, names: frozenset[str], project_id: str | None) -> Iterator[RunFacts]:
@@ -81,7 +85,18 @@ def _session_facts(store: Store, session: SessionState) -> RunFacts:
     )
 
 
-def _row(facts: RunFacts) -> RunRow:
+def _claimed(facts: RunFacts, store: Store) -> str:
+    """What a record says of its chain counts as far as a key that its user knows signed it."""
+    if not facts.project_id.startswith(IMPORTED):
+        return facts.verified
+    try:
+        origin = store.marks.load(facts.run).origin
+    except StoreError:
+        origin = None
+    return facts.verified if origin is not None and origin.key else NOT_VOUCHED
+
+
+def _row(facts: RunFacts, store: Store) -> RunRow:
     return RunRow(
         run=facts.run,
         project=facts.project,
@@ -91,7 +106,7 @@ def _row(facts: RunFacts) -> RunRow:
         started=None if facts.started is None else datetime.fromtimestamp(facts.started, UTC),
         duration_s=facts.duration_s,
         denied=facts.denied,
-        verified=facts.verified,
+        verified=_claimed(facts, store),
         task=facts.task,
         notes=facts.notes,
         model=facts.model,

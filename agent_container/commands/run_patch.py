@@ -16,7 +16,7 @@ from agent_container.sandbox.closing import PATCH
 MAX_HEADER = 16 * 1024
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_HUNK = re.compile(rb"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+_HUNK = re.compile(rb"@@ -\d{1,18}(?:,(\d{1,18}))? \+\d{1,18}(?:,(\d{1,18}))? @@")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from agent_container.commands.run_filters import Wanted, parse_query
 from agent_container.commands.run_index import open_index
 from agent_container.commands.runs import project_here
 from agent_container.errors import UsageError
+from agent_container.store.index_rows import FROM_ELSEWHERE
 
 GROUPS = ("project", "agent", "model", "week")
 
@@ -63,11 +64,15 @@ def read_stats(context: Context, *, by: str = "week", wanted: Wanted | None = No
     query = parse_query(wanted, now=context.now(), project_id=project_id)
     groups: dict[str, Group] = {}
     total = Group("all")
+    """Of this host's own runs: what others claim to have spent is in groups of its own."""
     for name, outcome, *numbers in open_index(context).sums(query, by):
         group = groups.setdefault(str(name), Group(str(name) or "(none)"))
         group.add(str(outcome), numbers)
-        total.add(str(outcome), numbers)
+        if not str(name).endswith(FROM_ELSEWHERE):
+            total.add(str(outcome), numbers)
     found = list(groups.values())
+    if any(group.name.endswith(FROM_ELSEWHERE) for group in found):
+        total.name = "all but imported"
     if by != "week":
         found.sort(key=lambda group: (-group.cost_usd, -group.runs, group.name))
     return Stats(by, tuple(found), total)

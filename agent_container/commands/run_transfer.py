@@ -13,6 +13,7 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -100,10 +101,10 @@ def import_runs(context: Context, file: Path, *, key: Path | None = None, caps: 
     """
     store = context.store
     keys = read_key_file(context.directory / key) if key is not None else store.host_key.all_public()
-    with (
-        store.lock("import", what="an import", doing="runs import", wait_s=60),
-        store.runs.scratch("import") as staged,
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(store.lock("import", what="an import", doing="runs import", wait_s=60))
+        store.runs.clear_scratch("import")  # of an import that was killed
+        staged = stack.enter_context(store.runs.scratch("import"))
         names = _Unpacking(staged, caps).run(file)
         checked = [_check(context, staged / name, keys, given=key is not None) for name in names]
         for result, place, fresh in checked:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_container.run_facts import RunFacts, RunQuery
+from agent_container.store.marks import IMPORTED
 
-SCHEMA = 1
+SCHEMA = 2
 """Counted up with every change of the tables or of what is put into them: an index of another one is made again."""
 
 SCHEMA_SQL = """
@@ -50,6 +51,8 @@ MOST_BOUND = 500
 """Values that one statement binds."""
 GROUPS = ("project", "agent", "model", "week")
 """What can be summed by."""
+FROM_ELSEWHERE = "(imported)"
+"""How the names of groups end whose records came from elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +138,14 @@ def sums(db: sqlite3.Connection, query: RunQuery, by: str) -> list[tuple[Any, ..
     where, values = _where(query)
     if by not in GROUPS:
         raise ValueError(by)
+    # Records from elsewhere are nobody's here, whatever name their makers gave the project.
+    name = f"CASE WHEN substr(project_id, 1, {len(IMPORTED)}) = ? THEN trim({by} || ?) ELSE {by} END"
     statement = (
-        f"SELECT {by} AS grouped, state, count(*), count(cost_usd), total(cost_usd), "  # noqa: S608 - our names
+        f"SELECT {name} AS grouped, state, count(*), count(cost_usd), total(cost_usd), "  # noqa: S608 - our names
         "total(tokens_in), total(tokens_out), total(tokens_cached), total(duration_s), total(denied) "
         f"FROM runs WHERE {where} GROUP BY grouped, state ORDER BY grouped, state"
     )
-    return db.execute(statement, values).fetchall()
+    return db.execute(statement, [IMPORTED, f" {FROM_ELSEWHERE}", *values]).fetchall()
 
 
 def _where(query: RunQuery) -> tuple[str, list[object]]:

@@ -113,6 +113,16 @@ class Runs:
         finally:
             shutil.rmtree(staged, ignore_errors=True)
 
+    def clear_scratch(self, name: str) -> None:
+        """Removes what killed processes left of `scratch`. Callers hold the lock under which such is made."""
+        area = self._directory / STAGED
+        if not area.is_dir():
+            return
+        with explained(area, "tidy"):
+            for entry in list(area.iterdir()):
+                if entry.name.startswith(f"{STAGING}{name}-"):
+                    shutil.rmtree(entry)
+
     def publish(self, staged: Path, place: RunPlace) -> None:
         """Puts a staged record in its place, instead of an unsealed one that was there.
 
@@ -141,13 +151,9 @@ class Runs:
                     shutil.rmtree(aside)
                 else:
                     aside.rename(place.path)
-        if not area.is_dir():
-            return
-        with explained(area, "tidy"):
-            for entry in list(area.iterdir()):
-                if entry.name.startswith(f"{STAGING}{place.run_id}-"):
-                    shutil.rmtree(entry)
-        self._writer.sweep(area)
+        self.clear_scratch(place.run_id)
+        if area.is_dir():
+            self._writer.sweep(area)
 
     def remove(self, place: RunPlace) -> None:
         """Removes a record for good. Raises StoreError when there is none."""

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
+import signal
 import tarfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
+from agent_container.commands import run_index, run_transfer
 from agent_container.commands.context import Context
 from agent_container.commands.run_filters import Wanted
 from agent_container.commands.run_list import list_runs
+from agent_container.commands.run_logs import SOURCES, LogEnd, LogQuery, read_logs
 from agent_container.commands.run_removal import PruneRequest, hold_runs, prune_runs, remove_runs
+from agent_container.commands.run_stats import read_stats
 from agent_container.commands.run_transfer import Caps, export_runs, import_runs, records_as_lines
 from agent_container.commands.runs import show_run, verify_record
 from agent_container.errors import StoreError, Tampered, Unverifiable, UsageError
 from agent_container.project import find_project
-from agent_container.records import Workspace
+from agent_container.records import RunRecord, Workspace
 from agent_container.session import Phase, SessionState
+from agent_container.ui.console import Ui
+from agent_container.ui.figures import show_stats
 from tests.support import records
-from tests.support.records import RUN, chain_of, publish_run, tree_digest
+from tests.support.records import RUN, chain_of, file_tar, publish_run, source, tree_digest
 
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 RUNS = ("20261101-100000-aaaaaa", "20261110-100000-bbbbbb", "20261120-100000-cccccc", "20261130-100000-dddddd")
@@ -116,6 +125,19 @@ class TestPrune:
         publish_run(context.store, run=B, workspace=WORK.model_copy(update={"mode": "bind"}))
         context.store.marks.change(A, applied="2026-11-02")
         assert prune_runs(context, PruneRequest(keep=0, yes=True)).runs == (B, A)
+
+    @pytest.mark.parametrize("name", ["workspace.bundle", "workspace.patch", "workspace.tar"])
+    @pytest.mark.parametrize("record", ["unreadable", "silent"])
+    def test_work_is_seen_by_its_files_whatever_the_record_says(self, record: str, name: str, context: Context) -> None:
+        place = publish_run(context.store, run=A, sources=[source(name, file_tar(name, b"work"))]).place
+        publish_run(context.store, run=B, sources=[source(name, file_tar(name, b""))])
+        if record == "unreadable":
+            (place.path / "record.json").write_bytes(b"{")
+        said = prune_runs(context, PruneRequest(keep=0, yes=True))
+        assert (said.runs, len(said.kept)) == ((B,), 1)
+        assert "its work is in the record alone" in said.kept[0]
+        context.store.marks.change(A, applied="2026-11-02")
+        assert prune_runs(context, PruneRequest(keep=0, yes=True)).runs == (A,)
 
     def test_other_projects_stay(self, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
         publish_run(context.store, run=A)
@@ -299,3 +321,112 @@ class TestTransfer:
             show_run(there, None)
         with pytest.raises(UsageError, match="came from elsewhere"):
             apply_run(there, A, mode=None, accept_sensitive=False)
+
+
+EAST, WEST = timezone(timedelta(hours=14)), timezone(timedelta(hours=-14))
+HOSTILE: dict[str, dict[str, object]] = {
+    "a hunk of endless size": {
+        "sources": [
+            source(
+                "workspace.patch",
+                file_tar("workspace.patch", b"diff --git a/x b/x\n@@ -1," + b"9" * 5000 + b" +1 @@\n"),
+            )
+        ]
+    },
+    "before the calendar": {"started": datetime(1, 1, 1, tzinfo=EAST)},
+    "after the calendar": {"started": datetime(9999, 12, 31, 23, tzinfo=WEST)},
+    "a clock that is off for ever": {"clock_skew_s": 1e300},
+    "a duration without end": {"duration_s": 1e308},
+}
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger's tool checks nothing of what it writes."""
+    made = records.record_of
+
+    def record_of(*args: object, **host: object) -> RunRecord:
+        names = ("started", "clock_skew_s", "duration_s")
+        odd = {name: host.pop(name) for name in names if name in host}
+        record = made(*args, **host)  # type: ignore[arg-type]
+        view = record.agent.model_copy(update={"cost_usd": 1e308}) if record.agent else None
+        return record.model_copy(update={"host": record.host.model_copy(update=odd), "agent": view})
+
+    monkeypatch.setattr(records, "record_of", record_of)
+
+
+@pytest.mark.parametrize("host", HOSTILE.values(), ids=HOSTILE.keys())
+def test_no_imported_record_takes_the_others_along(
+    host: dict[str, object], contexts: Callable[[str], Context], tmp_path: Path, unchecked: None
+) -> None:
+    evil, ours = contexts("evil"), contexts("home")
+    publish_run(ours.store, run=A)
+    publish_run(evil.store, run=B, **host)  # type: ignore[arg-type]
+    export_runs(evil, [B], tmp_path / "x.tar")
+    with suppress(Tampered):  # a record that says what no run can be is refused whole
+        import_runs(ours, tmp_path / "x.tar")
+    place = ours.store.runs.place("imported-" + records.PROJECT, B)
+    if not place.path.is_dir():  # an older version took it over all the same
+        shutil.copytree(evil.store.runs.place(records.PROJECT, B).path, place.path)
+    assert [row.run for row in list_runs(ours, everywhere=True)] == [B, A]
+    assert prune_runs(ours, PruneRequest(keep=0)).runs == (A,)
+    for by in ("project", "week"):
+        show_stats(Ui(), read_stats(ours, by=by, everywhere=True))
+    for act in (lambda: show_run(ours, B), lambda: list(read_logs(ours, B, LogQuery(sources=SOURCES), LogEnd()))):
+        with suppress(StoreError):  # it cannot be read, and says so
+            act()
+
+
+def test_a_fault_in_reading_a_record_is_a_row(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(directory: Path) -> Iterator[str]:
+        raise OverflowError(directory)
+
+    publish_run(context.store, run=A)
+    monkeypatch.setattr(run_index, "changed_paths", broken)
+    row = list_runs(context)[0]
+    assert (row.run, row.state, row.notes) == (
+        A,
+        "unreadable",
+        (f"the record of run {A} cannot be read: OverflowError",),
+    )
+
+
+def test_what_a_killed_import_left_goes_with_the_next(
+    contexts: Callable[[str], Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, home = contexts("other"), contexts("home")
+    publish_run(other.store, run=B)
+    export_runs(other, [B], tmp_path / "x.tar")
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(run_transfer, "verify_run", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            import_runs(home, tmp_path / "x.tar")
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    area = next((tmp_path / "home").rglob(".staging"))
+    assert [entry.name.startswith(".staging-import-") for entry in area.iterdir()] == [True]
+    import_runs(home, tmp_path / "x.tar")
+    assert list(area.iterdir()) == []
+
+
+@pytest.mark.parametrize("vouched", [False, True])
+def test_an_imported_records_own_word_counts_as_far_as_its_signer_is_known(
+    vouched: bool, contexts: Callable[[str], Context], tmp_path: Path
+) -> None:
+    other, home = contexts("other"), contexts("home")
+    publish_run(home.store, run=A)
+    publish_run(other.store, run=B)
+    export_runs(other, [B], tmp_path / "x.tar")
+    (tmp_path / "key").write_bytes(other.store.host_key.export())
+    import_runs(home, tmp_path / "x.tar", key=tmp_path / "key" if vouched else None)
+    rows = {row.run: row.verified for row in list_runs(home, everywhere=True)}
+    assert rows == {A: "verified", B: "verified" if vouched else "not-vouched"}
+    for by in ("project", "agent", "model", "week"):
+        stats = read_stats(home, by=by, everywhere=True)
+        assert [(group.name.endswith(" (imported)"), group.cost_usd) for group in stats.groups] == [
+            (False, 0.01),
+            (True, 0.01),
+        ]
+        assert (stats.total.name, stats.total.runs, stats.total.cost_usd) == ("all but imported", 1, 0.01)
