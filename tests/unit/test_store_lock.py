@@ -264,6 +264,20 @@ def test_a_key_file_stays_while_something_is_sealed_under_it(place: Place) -> No
     assert list(place.document.parent.glob("kek*")) == []
 
 
+def test_a_first_key_that_was_found_again_stays_while_something_is_sealed_under_it(place: Place) -> None:
+    filled(place)
+    first = place.document.parent / "kek"
+    hidden = first.rename(place.top / "elsewhere")
+    place.store().relock("file", abandon=True)
+    hidden.rename(first)
+    assert "credentials/demo.sealed" in place.store().relock("keyring").left
+    assert first.exists()
+    for path in (place.sealed(), *place.top.glob("data/sessions/*/chain.key")):
+        path.unlink()
+    assert place.store().relock("keyring").left == ()
+    assert list(place.document.parent.glob("kek*")) == []
+
+
 def test_an_older_file_that_was_put_back_is_told_where_the_keyring_remembers(place: Place) -> None:
     store = place.store()
     store.relock("keyring")
