@@ -14,12 +14,13 @@ from typing import Any
 
 from agent_container import __version__
 from agent_container.commands.context import Context
+from agent_container.commands.credential_sources import secret_of
 from agent_container.commands.egress_log import Receipt, Wanted, read_log, sequence
 from agent_container.commands.resolve import load_credentials
 from agent_container.commands.sandboxes import Sandbox, sandbox_named
 from agent_container.engine.posture import hardening_faults
 from agent_container.engine.protocol import ContainerState
-from agent_container.errors import NotRunning
+from agent_container.errors import AgentContainerError, NotRunning
 from agent_container.sandbox.proving import Tried, killed, neighbours, probe_twin
 from agent_container.stack import LABEL
 from agent_container.stack_sidecar import CAPABILITIES
@@ -194,10 +195,16 @@ def _no_secret(ctx: Context, sandbox: Sandbox, *states: ContainerState) -> tuple
     directory = ctx.store.sessions.rendered_dir(sandbox.state.id).parent
     shown += [path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file() and not path.is_symlink()]
     count = 0
+    unread = []
+    given = dict(sandbox.state.decoys)
     for credential in load_credentials(ctx):
-        if credential.secret is None:
-            continue  # what a reference leads to is not of the store
-        secret = credential.secret.reveal()
+        if credential.secret is None and credential.name not in given:
+            continue  # what a reference leads to is fetched for who was given it
+        try:
+            secret = secret_of(ctx, credential).reveal()
+        except AgentContainerError:
+            unread.append(credential.name)
+            continue
         if len(secret) < MIN_SECRET:
             continue
         count += 1
@@ -205,7 +212,8 @@ def _no_secret(ctx: Context, sandbox: Sandbox, *states: ContainerState) -> tuple
             form in text for form in (secret, base64.b64encode(secret)[:-4], secret.hex().encode()) for text in shown
         ):
             return False, f"that of {credential.name} stands there"
-    return True, f"{count} secrets looked for"
+    left = f"; not that of {', '.join(unread)}, which could not be fetched" if unread else ""
+    return True, f"{count} secrets looked for{left}"
 
 
 def _receipt_rows(ctx: Context, sandbox: Sandbox, *, after: int, near: str | None) -> Iterator[Seen]:
