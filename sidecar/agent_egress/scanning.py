@@ -15,6 +15,8 @@ from agent_egress.policy import Policy, scans
 from agent_egress.wire import WireError
 
 NAME = "scan"
+MAX_FORMER = 64
+"""Former secrets that are still looked for, the latest ones."""
 
 
 class Scanning:
@@ -26,6 +28,7 @@ class Scanning:
         self._policy = Policy(rules=())
         self._credentials: Sequence[object] = ()
         self._stored: Sequence[object] = ()
+        self._former: list[dict[str, object]] = []
         self._starting: asyncio.Task[PartError | None] | None = None
         self._held: socket.socket | None = None
 
@@ -101,6 +104,9 @@ class Scanning:
             assert isinstance(stored, list)  # noqa: S101 - narrows the type
             self._stored = stored
         if credentials is not None:
+            # A service takes the former secret for a while yet, so it is looked for as long as the session lives.
+            known = [*self._former, *(row for row in self._own() if row["role"] == "own")]
+            self._former = [row for index, row in enumerate(known) if row not in known[:index]][-MAX_FORMER:]
             self._credentials = credentials
         await self.settled()
         if self.started:
@@ -109,13 +115,18 @@ class Scanning:
 
     async def arm(self) -> None:
         """Hands it all that it looks for. Raises: PartError."""
-        rows = [*self._own(), *self._stored]
+        rows = self.rows()
         try:
             answer = await probes.ask(identity.SCAN_SOCKET, {"op": "arm", "fingerprints": rows}, timeout_s=START_S)
         except WireError as error:
             raise PartError(NAME, "the body scanner did not take what it is to look for") from error
         if answer.get("ok") is not True:
             raise PartError(NAME, f"the body scanner refused what it is to look for: {answer.get('error')}")
+
+    def rows(self) -> list[object]:
+        """All that is looked for, as fingerprints."""
+        own = list(self._own())
+        return [*own, *(row for row in self._former if row not in own), *self._stored]
 
     async def again(self) -> None:
         """For a successor: it listens only once it knows what to look for. Raises: PartError."""

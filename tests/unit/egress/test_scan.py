@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import os
 import zlib
+from types import SimpleNamespace
+from typing import cast
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_egress.daemons import Fleet
 from agent_egress.fingerprints import (
     MIN_SECRET,
     Fingerprint,
@@ -21,6 +25,7 @@ from agent_egress.fingerprints import (
     parse_rows,
 )
 from agent_egress.scan import LOOKBACK, Finding, Patterns, Scanner
+from agent_egress.scanning import MAX_FORMER, Scanning
 from agent_egress.sieve import FREE_BYTES, STEP, Sieve
 
 KEY = new_key()
@@ -300,3 +305,29 @@ def test_large_bodies_wait_for_nothing() -> None:
         assert not any(sieve.take(block))
         sieve.give()
         assert sieve.waiting <= LOOKBACK
+
+
+def test_a_secret_that_was_rotated_away_is_looked_for_as_long_as_the_session_lives() -> None:
+    scanning = Scanning(cast("Fleet", SimpleNamespace(children={})))
+
+    def put(*secrets: str) -> list[Fingerprint]:
+        rows = [
+            {"name": f"n{index}", "decoy": f"decoy-of-it-{index}", "secret": one} for index, one in enumerate(secrets)
+        ]
+        asyncio.run(scanning.learn(rows))
+        return list(parse_rows(scanning.rows()))
+
+    def found(rows: list[Fingerprint], secret: str) -> int:
+        return sum(row.role == "own" and row.matches(secret.encode()) for row in rows)
+
+    put("first-secret-0")
+    rows = put("second-secret-0")
+    assert [found(rows, one) for one in ("first-secret-0", "second-secret-0", "third-secret-00")] == [1, 1, 0]
+    rows = put("second-secret-0", "other-secret-00")
+    assert [found(rows, one) for one in ("first-secret-0", "second-secret-0", "other-secret-00")] == [1, 1, 1]
+    rows = put()
+    assert [found(rows, one) for one in ("first-secret-0", "second-secret-0", "other-secret-00")] == [1, 1, 1]
+    for turn in range(MAX_FORMER + 8):
+        rows = put(f"secret-number-{turn:04}")
+    assert len(rows) == MAX_FORMER + 2
+    assert [found(rows, one) for one in ("first-secret-0", "secret-number-0070")] == [0, 1]
