@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from agent_container.commands.context import Context
 from agent_container.commands.credential import checked_value, load_credential, missing, remove_credential
@@ -47,7 +48,16 @@ def rotate_credential(ctx: Context, name: str, *, secret: bytes | Reference | No
             )
             if not changed:
                 raise missing(name)
-        return _hand_over(name, secret_of(ctx, load_credential(ctx, name)).reveal(), _holders(ctx, name))
+        held = load_credential(ctx, name)
+        fresh = secret_of(ctx, held).reveal()
+        if value is None and held.reference is not None:
+            # Told from the entry by a sandbox that is coming up now, and has followed the reference before.
+            ctx.store.credentials.update(name, lambda body: _noted(body, name=name, at=ctx.now()))
+        return _hand_over(name, fresh, _holders(ctx, name))
+
+
+def _noted(body: bytes, *, name: str, at: datetime) -> bytes:
+    return replace(parse_credential(body, name=name), set_at=at).encode()
 
 
 def withdraw_credential(ctx: Context, name: str) -> RotatedCredential:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from agent_container.commands.context import Context
+from agent_container.commands.credential_rotate import WAIT_S
 from agent_container.commands.credential_sources import secret_of
 from agent_container.commands.imaging import Images
 from agent_container.commands.resolve import Resolved
@@ -69,6 +70,8 @@ class Decoys:
 
     environment: tuple[tuple[str, str], ...]
     credentials: tuple[SealedCredential, ...]
+    entries: tuple[bytes, ...] = field(default=(), repr=False)
+    """What the store held of each credential when its secret was fetched."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,7 @@ def _chain_key(ctx: Context, session: str) -> bytes:
 def make_decoys(ctx: Context, resolved: Resolved) -> Decoys:
     """A placeholder for each credential that the project may use, of the form that the real one has."""
     sealed: list[SealedCredential] = []
+    entries: list[bytes] = []
     for granted in resolved.granted:
         body = ctx.store.credentials.load(granted.name)
         if body is None:
@@ -157,7 +161,9 @@ def make_decoys(ctx: Context, resolved: Resolved) -> Decoys:
         decoy = make_decoy(granted.kind, ctx.entropy(32))
         secret = secret_of(ctx, parse_credential(body, name=granted.name)).reveal()
         sealed.append(SealedCredential(name=granted.name, decoy=decoy, secret=secret))
-    return Decoys(environment=_variables(resolved, {one.name: one.decoy for one in sealed}), credentials=tuple(sealed))
+        entries.append(body)
+    variables = _variables(resolved, {one.name: one.decoy for one in sealed})
+    return Decoys(environment=variables, credentials=tuple(sealed), entries=tuple(entries))
 
 
 def _variables(resolved: Resolved, decoys: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -169,12 +175,17 @@ def _variables(resolved: Resolved, decoys: Mapping[str, str]) -> tuple[tuple[str
 
 def _catch_up(ctx: Context, state: SessionState, decoys: Decoys) -> None:
     """Hands over what was rotated while the sandbox came up: whoever rotated it saw no live session to tell."""
-    for given in decoys.credentials:
-        ctx.store.used.note(given.name, at=ctx.now(), session=state.id)
-        body = ctx.store.credentials.load(given.name)
-        secret = None if body is None else parse_credential(body, name=given.name).secret
-        if secret is not None and secret.reveal() != given.secret:
-            SidecarControl(ctx.engine, state.container("egress") or "").rotate(given.name, secret.reveal())
+    for given, entry in zip(decoys.credentials, decoys.entries, strict=True):
+        name = given.name
+        ctx.store.used.note(name, at=ctx.now(), session=state.id)
+        # Under the lock of a rotation: the one that comes next tells this sandbox after us, never before.
+        with ctx.store.lock(f"credential-{name}", what=f"credential {name}", doing="handing it over", wait_s=WAIT_S):
+            body = ctx.store.credentials.load(name)
+            if body == entry:
+                continue
+            secret = None if body is None else secret_of(ctx, parse_credential(body, name=name)).reveal()
+            if secret != given.secret:
+                SidecarControl(ctx.engine, state.container("egress") or "").rotate(name, secret)
 
 
 def _catch_up_keys(ctx: Context, state: SessionState, given: SshKeys | None) -> None:

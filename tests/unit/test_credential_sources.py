@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agent_container.commands import credential_sources
+from agent_container.commands import credential_rotate, credential_sources, starting
 from agent_container.commands.context import Context
 from agent_container.commands.credential import (
     BindingRequest,
@@ -25,6 +28,8 @@ from agent_container.commands.credential_sources import fetch, secret_of
 from agent_container.credential_reference import Reference, parse_reference, read_reference
 from agent_container.credentials import parse_credential
 from agent_container.errors import AgentContainerError, NotRunning, StoreError, UsageError
+from agent_container.sandbox.control import SealedCredential
+from agent_container.session import SessionState
 from agent_container.store import Store
 from agent_egress.swap import SecretRefused, rotated
 from tests.support.keyring import MemoryKeyring
@@ -244,6 +249,78 @@ def test_a_rotation_changes_the_secret_and_nothing_else(ctx: Context, tmp_path: 
     with pytest.raises(NotRunning, match="there is no credential other"):
         rotate_credential(ctx, "other", secret=b"x")
     assert ctx.store.credentials.names() == ("demo",)
+
+
+STATE = SessionState(
+    id="20261130-120000-aaaaaa", project_id="p", project_root="/p", kind="up", created=NOW, owner_pid=1
+)
+
+
+class Sidecars:
+    """The one sidecar of a sandbox that is coming up, and when each secret reached it."""
+
+    def __init__(self) -> None:
+        self.took: list[bytes | None] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def rotate(self, name: str, secret: bytes | None) -> None:
+        before, self.before = self.before, lambda: None
+        before()
+        self.took.append(secret)
+
+
+@pytest.fixture
+def sidecar(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Sidecars:
+    made = Sidecars()
+    ctx.__dict__["engine"] = None
+    monkeypatch.setattr(starting, "SidecarControl", lambda engine, container: made)
+    return made
+
+
+def handed(ctx: Context) -> starting.Decoys:
+    """As a start has fetched it."""
+    body = ctx.store.credentials.load("demo") or b""
+    secret = secret_of(ctx, parse_credential(body, name="demo")).reveal()
+    return starting.Decoys((), (SealedCredential("demo", "decoy", secret),), (body,))
+
+
+def test_of_two_rotations_while_a_sandbox_comes_up_the_later_one_ends_up_there(
+    ctx: Context, sidecar: Sidecars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = SimpleNamespace(state=STATE, control=sidecar)
+    monkeypatch.setattr(credential_rotate, "_holders", lambda ctx, name: [live])
+    set_credential(ctx, "demo", BINDING, secret=b"first-secret")
+    decoys = handed(ctx)
+    set_credential(ctx, "demo", BINDING, secret=b"second-secret")
+    later = threading.Thread(target=rotate_credential, args=(ctx, "demo"), kwargs={"secret": b"third-secret"})
+
+    def race() -> None:
+        later.start()
+        later.join(0.3)  # lands by then, unless it waits for us
+
+    sidecar.before = race
+    starting._catch_up(ctx, STATE, decoys)
+    later.join(10)
+    assert sidecar.took == [b"second-secret", b"third-secret"]
+
+
+def test_a_reference_that_was_rotated_while_a_sandbox_came_up_is_followed_again(
+    ctx: Context, sidecar: Sidecars, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"first-secret")
+    set_credential(ctx, "demo", BINDING, secret=place("file", "secret", tmp_path))
+    decoys = handed(ctx)
+    file.write_bytes(b"second-secret")
+    starting._catch_up(ctx, STATE, decoys)
+    assert sidecar.took == [], "nobody asked for the new one: the place is not asked twice"
+    ctx.now = lambda: NOW + timedelta(seconds=1)
+    rotate_credential(ctx, "demo", secret=None)
+    starting._catch_up(ctx, STATE, decoys)
+    assert sidecar.took == [b"second-secret"]
+    remove_credential(ctx, "demo")
+    starting._catch_up(ctx, STATE, decoys)
+    assert sidecar.took == [b"second-secret", None]
 
 
 HELD = [
