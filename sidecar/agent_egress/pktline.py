@@ -10,6 +10,11 @@ MAX_HEAD = 1024 * 1024
 MAX_COMMANDS = 500
 _LENGTH = re.compile(rb"[0-9a-fA-F]{4}")
 _OBJECT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_CAPABILITIES = frozenset(
+    "agent atomic delete-refs object-format ofs-delta quiet report-status report-status-v2 session-id side-band-64k".split()
+)
+"""What a push may ask of the server, by the name before any `=` (gitprotocol-capabilities(5)): a server may act on push
+options, and what a later git invents is judged before it passes."""
 _FLUSH = 0
 _HEADER = 4
 
@@ -66,9 +71,11 @@ class PushHead:
         text, zero, capabilities = line.partition(b"\0")
         if zero and self.commands:
             raise PushRefused("capabilities stand twice")
-        asked = capabilities.decode("utf-8", "replace").split()
+        asked = {word.partition("=")[0] for word in capabilities.decode("utf-8", "replace").split()}
         if "push-options" in asked:
             raise PushRefused("push options are not let through: a server may act on them")
+        if unknown := sorted(asked - _CAPABILITIES):
+            raise PushRefused(f"a push that asks for {unknown[0]!r:.80} is not let through")
         words = text.removesuffix(b"\n").decode("utf-8", "replace")
         if words.startswith("push-cert"):
             raise PushRefused("signed pushes are not let through")

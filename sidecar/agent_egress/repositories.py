@@ -3,6 +3,7 @@ and refs. What a request for one may do is `gateway_policy`'s."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ _REF = re.compile(r"[^\x00-\x20\x7f~^:?*\[\\]+")
 MAX_PATH = 180
 """A receipt names it whole."""
 MAX_REF = 200
+"""In the form that a receipt has it in, where every letter that is not ASCII is escaped: cut, it would read as a lie."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def ref_problem(ref: str) -> str | None:
     """What is wrong with a ref's name: git-check-ref-format(1), and it begins with `refs/`."""
     parts = ref.split("/")
     wrong = (
-        len(ref) > MAX_REF
+        len(json.dumps(ref)) - 2 > MAX_REF
         or not ref.startswith("refs/")
         or not _REF.fullmatch(ref)
         or ".." in ref

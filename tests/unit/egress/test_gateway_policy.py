@@ -139,6 +139,7 @@ REFS = {
     "no full ref": (Command(NONE, NEW, "main"), "not a full ref"),
     "HEAD": (Command(NONE, NEW, "HEAD"), "not a full ref"),
     "a pattern for a ref": (Command(NONE, NEW, "refs/heads/agent/*"), "not a full ref"),
+    "longer than a receipt can say": (Command(NONE, NEW, "refs/heads/agent/" + "\U0001f600" * 20), "not a full ref"),
     "a lock": (Command(NONE, NEW, "refs/heads/agent/x.lock"), "not a full ref"),
     "an empty part": (Command(NONE, NEW, "refs/heads/agent//x"), "not a full ref"),
 }
@@ -177,6 +178,8 @@ def test_a_push_is_read_in_whatever_pieces_it_comes(size: int) -> None:
 
 NO_PUSH = {
     "a push option": pkt(FIRST + b"\0 report-status push-options"),
+    "a push option as git reads it too": pkt(FIRST + b"\0 report-status push-options=1"),
+    "a capability that nobody judged": pkt(FIRST + b"\0 report-status x-merge"),
     "a signed push": pkt(b"push-cert\0 push-options", FIRST),
     "a signed push without capabilities": pkt(b"push-cert\n", FIRST),
     "capabilities twice": pkt(FIRST + CAPABILITIES, FIRST + b"\0push-options"),
