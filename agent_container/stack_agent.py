@@ -65,8 +65,10 @@ def agent_container(
     memory_volume: bool,
     limits: Limits,
     git: bool = False,
+    hidden: tuple[str, ...] = (),
 ) -> Container:
-    """The agent's container; `environment` is the spec's, after the variables that it cannot set."""
+    """The agent's container; `environment` is the spec's, after the variables that it cannot set. The runner does not
+    serve where one of the `hidden` paths is no mount point, and ends the container when it is none any more."""
     base = base_environment() + (git_environment() if git else ())
     volumes = (
         Mount(kind="volume", source="home", target=HOME),
@@ -88,6 +90,7 @@ def agent_container(
             Tmpfs(target="/tmp", uid=uid, mode=0o1777, size_bytes=TMP_BYTES, executable=True),  # noqa: S108
             Tmpfs(target="/run", uid=uid, mode=0o755, size_bytes=RUN_BYTES),
         ),
+        command=("serve", *(word for path in hidden for word in ("--hidden", path))) if hidden else (),
         limits=limits,
         stop_grace_s=10,
     )

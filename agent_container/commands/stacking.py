@@ -73,6 +73,7 @@ def plan_stack(
             user=resolved.user,
             environment=(*_quiet(resolved), *sorted(spec.env.items()), *decoys),
             workspace=workspace.mounts,
+            hidden=workspace.hidden,
             mounts=plan_mounts(
                 [MountRequest(m.source, m.target, m.read_only) for m in spec.mounts],
                 root=project.root,

@@ -12,14 +12,10 @@ from agent_container.errors import EngineError, NotRunning
 from agent_container.project import Project
 from agent_container.sandbox.control import SidecarControl
 from agent_container.sandbox.noting import note_stand
+from agent_container.sandbox.turn import EXIT_EXPOSED, EXPOSED
 from agent_container.session import Phase, SessionState
 
-EXIT_EXPOSED = 76
-"""The runner's exit status when a hidden path was no longer hidden."""
-EXPOSED = (
-    "the agent's container ended itself: a program on the host put another file in the place of a hidden one, which the"
-    " agent would have seen (docker logs names it); `agent-container up` hides it anew"
-)
+HIDES_ANEW = f"the agent's container ended itself: {EXPOSED}; `agent-container up` hides it anew"
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ def examine(ctx: Context, state: SessionState, *, ask: bool = True) -> Health:
             amiss.append(f"the {name} is gone")
         elif found.status != "running":
             exposed = role == "agent" and found.exit_code == EXIT_EXPOSED
-            amiss.append(EXPOSED if exposed else f"the {name} is {found.status} (status {found.exit_code})")
+            amiss.append(HIDES_ANEW if exposed else f"the {name} is {found.status} (status {found.exit_code})")
         elif found.health == "unhealthy":
             amiss.append(f"the {name} is unhealthy")
         seen[role] = found

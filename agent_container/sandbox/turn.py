@@ -34,6 +34,9 @@ RECONNECTS = 5
 BACKOFF_S = 0.5
 STALL_S = 5.0
 """A follower that did not look for so long was stopped itself: what was printed meanwhile is still to be read."""
+EXIT_EXPOSED = 76
+"""The runner's status when a hidden path was not hidden any more."""
+EXPOSED = "a program on the host put another file in the place of a hidden one, which the agent would have seen"
 CLOCK_SLACK_S = 3.0
 """How far the runner's clock and the host's may differ over the start of a turn."""
 
@@ -313,6 +316,8 @@ def _check_alive(watch: TurnWatch, progress: _Progress) -> TurnEnd | None:
             continue
         if state.status != "running":
             words = "was killed for want of memory" if state.oom_killed else f"ended with status {state.exit_code}"
+            if container == watch.agent and state.exit_code == EXIT_EXPOSED:
+                words = f"ended itself ({EXPOSED})"
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} {words} while the run went on"))
         if state.health == "unhealthy":
             raise _Ended(TurnEnd(Outcome.LOST, f"the {name} became unhealthy while the run went on"))
@@ -405,7 +410,7 @@ def end_of(
             return TurnEnd(Outcome.TIMEOUT, f"it printed nothing for limits.idle ({frame.detail})", code, signal)
         case "spawn" if host.says("spawn"):
             return TurnEnd(Outcome.NEVER_STARTED, f"the agent's program could not be started: {frame.detail}", code)
-        case "time" | "idle" | "spawn" | "stopped" | "interrupted" | "lost" | "output" | "volume" | "exposed":
+        case "time" | "idle" | "spawn" | "stopped" | "interrupted" | "lost" | "output" | "volume":
             words = f"the runner says that it ended the agent ({frame.reason}): {frame.detail}"
             return TurnEnd(Outcome.FAILED, words, code, signal)
         case _:

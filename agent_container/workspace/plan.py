@@ -62,6 +62,15 @@ class WorkspacePlan:
     """Protected paths that a mount holds; all others are compared."""
     warnings: tuple[str, ...]
 
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Where something empty is mounted, in the container."""
+        return tuple(m.target for m in self.mounts if m.kind == "bind" and Path(m.source).name in self._empty)
+
+    @property
+    def _empty(self) -> frozenset[str]:
+        return frozenset({EMPTY_FILE, EMPTY_DIRECTORY} & {name for name, _ in self.files})
+
     def named(self, names: Mapping[str, str]) -> tuple[Mount, ...]:
         """The mounts with the volumes' real names, as throw-away containers need them."""
         return tuple(

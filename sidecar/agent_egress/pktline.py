@@ -11,7 +11,8 @@ MAX_COMMANDS = 500
 _LENGTH = re.compile(rb"[0-9a-fA-F]{4}")
 _OBJECT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _CAPABILITIES = frozenset(
-    "agent atomic delete-refs object-format ofs-delta quiet report-status report-status-v2 session-id side-band-64k".split()
+    {"agent", "atomic", "delete-refs", "object-format", "ofs-delta", "quiet"}
+    | {"report-status", "report-status-v2", "session-id", "side-band-64k"}
 )
 """What a push may ask of the server, by the name before any `=` (gitprotocol-capabilities(5)): a server may act on push
 options, and what a later git invents is judged before it passes."""

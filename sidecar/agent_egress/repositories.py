@@ -20,7 +20,7 @@ _REF = re.compile(r"[^\x00-\x20\x7f~^:?*\[\\]+")
 MAX_PATH = 180
 """A receipt names it whole."""
 MAX_REF = 200
-"""In the form that a receipt has it in, where every letter that is not ASCII is escaped: cut, it would read as a lie."""
+"""As a receipt has it, where each letter that is not ASCII is escaped: cut, it would read as a lie."""
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,12 @@ from . import VERSION
 from .config import read_paths
 from .protect import become_subreaper, protect_self
 
-USAGE = "usage: runner [serve [--subreaper] | connect | attach NAME | version]"
+USAGE = "usage: runner [serve [--subreaper | --hidden PATH ...] | connect | attach NAME | version]"
 EXIT_USAGE = 64
 EXIT_REFUSED = 77
-EXIT_EXPOSED = 76
-"""A hidden path was no longer hidden; the host knows the number."""
 
 
-def serve(*, subreaper: bool) -> int:
+def serve(*, subreaper: bool, hidden: list[str]) -> int:
     """Idle until a client asks for something; the container's whole life."""
     from . import covers
     from .loop import Loop
@@ -39,10 +37,11 @@ def serve(*, subreaper: bool) -> int:
     runner = Runner(read_paths(os.environ), loop=loop, environ=os.environ)
     handle_signals(runner, loop)
     runner.recover_turns()
+    if hidden:
+        covers.watch(loop, hidden, end=covers.end_container)  # before anything is served
     Server(runner, loop=loop).listen()
-    covers.watch(loop, runner.expose)
     loop.run()
-    return EXIT_EXPOSED if runner.exposed else 0
+    return 0
 
 
 def main(argv: list[str]) -> int:
@@ -50,7 +49,9 @@ def main(argv: list[str]) -> int:
     protect_self()
     try:
         if argv in ([], ["serve"], ["serve", "--subreaper"]):
-            return serve(subreaper=argv[-1:] == ["--subreaper"])
+            return serve(subreaper=argv[-1:] == ["--subreaper"], hidden=[])
+        if argv[0] == "serve" and len(argv) % 2 == 1 and set(argv[1::2]) == {"--hidden"}:
+            return serve(subreaper=False, hidden=argv[2::2])
         if argv == ["connect"]:
             from .bridge import connect
 

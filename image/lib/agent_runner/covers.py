@@ -3,37 +3,34 @@
 What is hidden has an empty file or directory mounted on it. When a program on the host puts another file in its place
 (an editor that saves by rename), the kernel takes that mount away in here too, and only the host can mount it anew. The
 kernel tells of it through `mountinfo`; nothing in this container can unmount, so a mount that is gone was lost so.
+
+The agent has this process's uid and can lower its limits: what is needed is open from the start, and whatever goes
+wrong here ends the container too.
 """
 
 from __future__ import annotations
 
 import os
 import select
-from typing import Callable, List, Set, Tuple
+import sys
+from typing import Callable, List, Sequence, Set
 
 from .loop import READ, Loop
+from .process import kill_all
 
 MOUNTS = "/proc/self/mountinfo"
-TREE = "/workspace"
-EMPTY = frozenset({"empty", "empty.d"})
-"""The names, on the host, of what is mounted on hidden paths."""
 LOOK_S = 5.0
 """The kernel tells at once; this is for a kernel that does not (a tree that lies in a virtual machine's share)."""
+EXIT_EXPOSED = 76
+"""The host knows the number."""
+CHUNK = 64 * 1024
 
 
-def hidden_mounts(text: str, *, tree: str = TREE) -> Set[str]:
-    """Where something empty is mounted inside the tree, from the text of `mountinfo` (proc(5))."""
-    return {point for root, point in _mounts(text) if root.rpartition("/")[2] in EMPTY and point.startswith(tree + "/")}
-
-
-def missing(before: Set[str], text: str) -> List[str]:
-    """Which of the mount points that were there are none any more."""
-    return sorted(before - {point for _, point in _mounts(text)})
-
-
-def _mounts(text: str) -> List[Tuple[str, str]]:
+def missing(hidden: Sequence[str], text: str) -> List[str]:
+    """Which of the paths are no mount point, by the text of `mountinfo` (proc(5))."""
     rows = (line.split(" ") for line in text.splitlines())
-    return [(_plain(row[3]), _plain(row[4])) for row in rows if len(row) > 4]
+    points: Set[str] = {_plain(row[4]) for row in rows if len(row) > 4}
+    return sorted(set(hidden) - points)
 
 
 def _plain(field: str) -> str:
@@ -43,32 +40,43 @@ def _plain(field: str) -> str:
     return field
 
 
-def watch(loop: Loop, lost: Callable[[str], None]) -> None:
-    """Calls `lost(path)` once, when the first hidden path is no longer hidden."""
-    before = hidden_mounts(_read())
-    if not before:
-        return
+def watch(loop: Loop, hidden: Sequence[str], *, end: Callable[[str], None]) -> None:
+    """Calls `end(why)` when one of the paths is not hidden (any more), or nothing can be said of them."""
     mounts = os.open(MOUNTS, os.O_RDONLY | os.O_CLOEXEC)
     # A poll of its own: the selector knows only "readable", which this file always is.
     changes = select.epoll()
     changes.register(mounts, select.EPOLLPRI | select.EPOLLERR)
-    told: List[str] = []
 
     def look(_events: int = 0) -> None:
-        changes.poll(0)
-        gone = missing(before, _read())
-        if gone and not told:
-            told.extend(gone)
-            lost(gone[0])
+        try:
+            changes.poll(0)
+            gone = missing(hidden, _read(mounts))
+        except BaseException as error:  # whatever it was, nobody knows what can be seen now
+            end(f"the mounts cannot be read ({type(error).__name__})")
+            return
+        if gone:
+            end(f"{gone[0]} is hidden, and a program on the host put another file in its place: that would be seen")
 
     def again() -> None:
-        look()
         loop.later(LOOK_S, again)
+        look()
 
     loop.watch(changes.fileno(), READ, look)
     again()
 
 
-def _read() -> str:
-    with open(MOUNTS, encoding="utf-8", errors="surrogateescape") as handle:
-        return handle.read()
+def _read(mounts: int) -> str:
+    data, piece = b"", b"-"
+    while piece:
+        piece = os.pread(mounts, CHUNK, len(data))
+        data += piece
+    return data.decode("utf-8", "surrogateescape")
+
+
+def end_container(why: str) -> None:
+    """PID 1 ends, and with it the kernel ends everything in the container."""
+    kill_all()
+    try:
+        os.write(sys.stderr.fileno(), f"runner: {why}\n".encode("utf-8", "backslashreplace"))
+    finally:
+        os._exit(EXIT_EXPOSED)

@@ -6,12 +6,10 @@ import contextlib
 import os
 import signal
 import stat
-import sys
 from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 from .config import NAME, TERMINALS_MAX, TURNS_KEPT_MAX, Paths
 from .loop import Loop
-from .process import kill_all
 from .spool import write_file
 from .terminal import Terminal
 from .turn import LiveTurn, Request, Turn, recover
@@ -41,8 +39,6 @@ class Runner:
         self._environ = dict(environ)
         self.home = self._environ.get("HOME") or "/"
         self._stopping = False
-        self.exposed = ""
-        """The hidden path that is not hidden any more, once there is one."""
 
     def recover_turns(self) -> None:
         """Serve what an earlier runner left on this volume. Links and oddities are left alone."""
@@ -141,17 +137,6 @@ class Runner:
             for terminal in self.terminals.values():
                 if terminal.pid == pid and terminal.live:
                     terminal.reaped(status)
-
-    def expose(self, path: str) -> None:
-        """A hidden path shows what it hid: nothing in here may go on to read it."""
-        self.exposed = path
-        words = f"{path} is hidden, and a program on the host put another file in its place: that one would be seen"
-        sys.stderr.write(f"runner: {words}\n")
-        for turn in self.turns.values():
-            if isinstance(turn, LiveTurn):
-                turn.stop_once("exposed", words)
-        kill_all()
-        self.shut_down()
 
     def shut_down(self) -> None:
         """The container is told to stop: end everything within the grace, then leave the loop."""

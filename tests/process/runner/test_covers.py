@@ -1,39 +1,64 @@
-"""Which mounts hide something, and which of them are gone, from what the kernel says."""
+"""Which hidden paths are no mount points (any more), from what the kernel says."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "image" / "lib"))
 
-from agent_runner.covers import hidden_mounts, missing
+from agent_runner import covers
+from agent_runner.covers import missing, watch
+from agent_runner.loop import Loop, Timer
 
 TREE = "100 90 8:1 /home/user/src /workspace rw,nosuid - ext4 /dev/sda1 rw\n"
 HIDDEN = "101 100 8:1 /state/sessions/1/empty /workspace/.env ro,nosuid - ext4 /dev/sda1 rw\n"
 
 ROWS = {
-    "a hidden file": (TREE + HIDDEN, {"/workspace/.env"}),
-    "a hidden directory": (HIDDEN.replace("empty", "empty.d").replace(".env", "keys"), {"/workspace/keys"}),
-    "a protected file is none": (HIDDEN.replace("sessions/1/empty", "src/.husky"), set()),
-    "the tree itself is none, whatever its name": (TREE.replace("/home/user/src", "/home/user/empty"), set()),
-    "what lies elsewhere is none": (HIDDEN.replace("/workspace/.env", "/workspaces/.env"), set()),
-    "a name with a space and a tab": (HIDDEN.replace(".env", "my\\040own\\011.env"), {"/workspace/my own\t.env"}),
-    "a name that looks escaped": (HIDDEN.replace(".env", "a\\134040b"), {"/workspace/a\\040b"}),
-    "half a line": ("101 100 8:1 /state\n\n", set()),
+    "hidden": (TREE + HIDDEN, []),
+    "not any more": (TREE, ["/workspace/.env"]),
+    "another beside": (TREE + HIDDEN.replace(".env", ".env2"), ["/workspace/.env"]),
+    "half a line": (TREE + HIDDEN[:40], ["/workspace/.env"]),
+    "nothing at all": ("", ["/workspace/.env"]),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_hidden_mounts(name: str) -> None:
+def test_missing(name: str) -> None:
     text, expected = ROWS[name]
-    assert hidden_mounts(text) == expected
+    assert missing(["/workspace/.env"], text) == expected
 
 
-def test_what_is_gone_is_named() -> None:
-    both = TREE + HIDDEN + HIDDEN.replace(".env", "b/.env")
-    assert missing(hidden_mounts(both), both) == []
-    assert missing(hidden_mounts(both), TREE + HIDDEN) == ["/workspace/b/.env"]
-    assert missing(hidden_mounts(both), TREE) == ["/workspace/.env", "/workspace/b/.env"]
+ESCAPED = {
+    "a space and a tab": ("my\\040own\\011.env", "my own\t.env"),
+    "what looks escaped": ("a\\134040b", "a\\040b"),
+}
+
+
+@pytest.mark.parametrize("name", ESCAPED)
+def test_names_are_read_as_the_kernel_writes_them(name: str) -> None:
+    written, path = ESCAPED[name]
+    assert missing([f"/workspace/{path}"], HIDDEN.replace(".env", written)) == []
+
+
+class Once(Loop):
+    """What is due is called at once, and never again."""
+
+    def later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        return Timer(callback)
+
+
+def test_what_is_no_mount_point_at_the_start_ends_it_and_so_does_what_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[str] = []
+    watch(Once(), ["/workspace/.env"], end=ends.append)
+    assert "/workspace/.env is hidden" in ends.pop()
+    watch(Once(), ["/proc"], end=ends.append)
+    assert ends == []
+    monkeypatch.setattr(covers, "_read", lambda _fd: 1 // 0)
+    watch(Once(), ["/proc"], end=ends.append)
+    assert ends == ["the mounts cannot be read (ZeroDivisionError)"]
