@@ -41,6 +41,8 @@ MISSPELT = {
     "rm": "down",
     "kill": "runs stop",
     "init": "plan",
+    "logs": "runs logs",
+    "help": "--help",
     "stats": "runs stats",
     "runs list": "runs ls",
     "runs kill": "runs stop",
@@ -486,7 +488,13 @@ def _other(error: Exception, verb: str) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":
             typer.echo(format_message())
             return 0
-        CALL.ui.error(UsageError(str(format_message()), hint=_hint(error, verb)), command=verb)
+        words, hint = str(format_message()), _hint(error, verb)
+        if verb.startswith("credential") and "extra argument" in words:
+            # What was typed is most likely the secret: it is in the shell's history already, and goes nowhere else.
+            words = "one word too many; a secret is never an argument: it is asked for, or read with --stdin"
+        elif verb == "run" and "extra argument" in words:
+            hint = 'agent-container run "the whole task in quotes"'
+        CALL.ui.error(UsageError(words, hint=hint), command=verb)
         return UsageError.exit_code
     if type(error).__name__ == "Abort":
         CALL.ui.info(INTERRUPTED)

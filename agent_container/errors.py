@@ -26,6 +26,10 @@ class UsageError(AgentContainerError):
     exit_code = 2
 
 
+class Ambiguous(UsageError):
+    """A name fits several; `details` names them."""
+
+
 class SpecError(UsageError):
     """The spec file is wrong; `details` holds one line for every mistake, with its line number."""
 

@@ -102,7 +102,7 @@ def facts_of(
     """The facts of one record. `hosts` adds to those that the record lists."""
     host, agent = record.host, record.agent
     tokens = agent.tokens if agent is not None else None
-    listed = [row.host for row in host.egress.top_hosts if row.allowed or row.bytes_up or row.bytes_down]
+    listed = [row.host for row in host.egress.top_hosts if row.allowed]
     tree = host.workspace
     return RunFacts(
         project_id=project_id if project_id is not None else plain(host.project_id),

@@ -17,7 +17,14 @@ from typing import Literal
 from agent_container.commands.context import Context
 from agent_container.commands.run_patch import FileChange, read_patch
 from agent_container.drain import EVENTS, RAW, RECORD, file_pieces
-from agent_container.errors import AgentContainerError, NotRunning, StoreError, Unverifiable, UsageError
+from agent_container.errors import (
+    AgentContainerError,
+    Ambiguous,
+    NotRunning,
+    StoreError,
+    Unverifiable,
+    UsageError,
+)
 from agent_container.events import Event, Evidence, Usage, parse_event
 from agent_container.frames import split_lines
 from agent_container.project import find_project
@@ -81,12 +88,16 @@ def resolve_run(context: Context, run: str | None) -> RunPlace:
         return store.runs.resolve(None, project_id=here)
     try:
         return store.runs.resolve(run, project_id=here)
+    except Ambiguous:
+        raise  # no other kind of record is meant by what several runs fit
     except UsageError as unknown:
         if not run:
             raise UsageError("an empty run id", hint="agent-container runs ls") from unknown
         under_way = [state.id for state in store.sessions.list() if state.kind == "run" and state.id.startswith(run)]
         try:
             return store.runs.resolve(run)
+        except Ambiguous:
+            raise
         except UsageError:
             standing = store.sessions.records(run)
             if len(standing) == 1:

@@ -12,7 +12,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
-from agent_container.errors import StoreError, UsageError
+from agent_container.errors import Ambiguous, StoreError, UsageError
 from agent_container.store.journal import Journal
 from agent_container.store.paths import SAFE_NAME, safe_name
 from agent_container.store.writer import TEMP_PREFIX, Writer, explained
@@ -73,7 +73,7 @@ class Runs:
         if not found:
             raise UsageError(f"no run is called {prefix!r}", hint="agent-container runs ls")
         if len(found) > 1:
-            raise UsageError(
+            raise Ambiguous(
                 f"{prefix!r} is the beginning of {len(found)} runs",
                 details=sorted((name for name, _ in found), reverse=True)[:10],
                 hint="type more of the id",

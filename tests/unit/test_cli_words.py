@@ -49,6 +49,8 @@ HINTS = [
     ("a misspelt verb of a group", ["-q", "runs", "shwo"], "agent-container runs show"),
     ("another tool's word", ["ps"], "agent-container status"),
     ("another tool's word in a group", ["credential", "add"], "agent-container credential set"),
+    ("a task without quotes", ["run", "make", "tests"], 'agent-container run "the whole task in quotes"'),
+    ("the logs of what", ["logs"], "agent-container runs logs"),
     ("a verb like none", ["frobnicate"], "agent-container --help"),
     ("a verb like none in a group", ["runs", "frobnicate"], "agent-container runs --help"),
 ]

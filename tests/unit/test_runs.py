@@ -247,6 +247,13 @@ class TestRemoval:
         assert remove_runs(context, (RUN,)).runs == (RUN,)
         assert list_runs(context) == ()
 
+    def test_what_several_runs_fit_is_not_the_one_record_of_another_kind(self, context: Context) -> None:
+        publish_run(context.store)
+        publish_run(context.store, run=SECOND)
+        context.store.sessions.record_place("", f"{RUN[:-1]}0").path.mkdir(parents=True)
+        with pytest.raises(UsageError, match="is the beginning of"):
+            remove_runs(context, (RUN[:2],))
+
     def test_a_run_in_use_is_kept(self, context: Context) -> None:
         publish_run(context.store)
         with context.store.sessions.lock(RUN):
