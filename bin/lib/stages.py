@@ -67,7 +67,7 @@ STAGES = {
             beside=tuple(
                 f"tests/integration/test_{name}.py"
                 for name in (
-                    *("egress_live", "kill", "killed", "lifecycle", "prove"),
+                    *("checkpoint", "egress_live", "git_ssh", "kill", "killed", "lifecycle", "prove"),
                     *("run", "scanning", "sidecar", "streams"),
                 )
             ),
