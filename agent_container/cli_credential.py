@@ -39,7 +39,9 @@ def credential_set(
     host: Annotated[list[str] | None, typer.Option("--host", help="A host that may get it.")] = None,
     port: Annotated[int | None, typer.Option("--port")] = None,
     method: Annotated[list[str] | None, typer.Option("--method", help="An HTTP method.")] = None,
-    path: Annotated[list[str] | None, typer.Option("--path", help="A path template: /v1/*, /v1/**.")] = None,
+    path: Annotated[
+        list[str] | None, typer.Option("--path", help="A path template: /, /v1/* (one part), /v1/** (one or more).")
+    ] = None,
     header: Annotated[str | None, typer.Option("--header", help="The header that carries it.")] = None,
     form: Annotated[list[str] | None, typer.Option("--format", help="How: 'Bearer {}'.")] = None,
     env: Annotated[list[str] | None, typer.Option("--env", help="The variable of the placeholder.")] = None,
@@ -97,7 +99,7 @@ def credential_rotate(
     done = rotate_credential(CALL.context, name, secret=secret)
 
     def show() -> None:
-        ui.text(f"rotated {done.name}; {len(done.sandboxes)} live sandboxes have it")
+        ui.text(f"rotated {done.name}; live sandboxes that have it: {len(done.sandboxes)}")
         for problem in done.failed:
             ui.warn(f"not handed to session {problem}")
 
@@ -171,7 +173,7 @@ def credential_lock(
     changed = change_lock(CALL.context, lock, abandon=abandon)
 
     def show() -> None:
-        ui.text(f"locked with {changed.lock}; {changed.resealed} files sealed anew")
+        ui.text(f"locked with {changed.lock}; files sealed anew: {changed.resealed}")
         for path in changed.left:
             ui.warn(f"{path} opens with no known key: left as it is")
 
